@@ -1,0 +1,71 @@
+"""The errors a call may end with, and how gRPC's and HTTP's status codes become them.
+
+Triton's HTTP generate endpoints answer 400 to every error of the model, an overload included. The server therefore
+begins the message of such an error with `OVERLOAD`, and that is what is looked for here.
+"""
+
+from http import HTTPStatus
+
+import grpc
+
+OVERLOAD = "unavailable: "
+
+
+class OrthrusError(Exception):
+    """A call failed; raised itself only for what the server calls an internal or unknown error."""
+
+
+class InvalidRequest(OrthrusError):  # noqa: N818
+    """The server refuses this request and would refuse it again; the message names what is wrong with it."""
+
+
+class Unavailable(OrthrusError):  # noqa: N818
+    """Nobody answers there, or the server is overloaded or not ready: the same call may succeed later."""
+
+
+class DeadlineExceeded(OrthrusError):  # noqa: N818
+    """The call's `timeout` passed. The server was told to stop working on it."""
+
+
+class Cancelled(OrthrusError):  # noqa: N818
+    """The call was cancelled by somebody else than its caller, e.g. by a server that shuts down."""
+
+
+_BY_GRPC_CODE: dict[grpc.StatusCode, type[OrthrusError]] = {
+    grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
+    grpc.StatusCode.NOT_FOUND: InvalidRequest,
+    grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
+    grpc.StatusCode.UNAVAILABLE: Unavailable,
+    grpc.StatusCode.RESOURCE_EXHAUSTED: Unavailable,
+    grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
+    grpc.StatusCode.CANCELLED: Cancelled,
+}
+
+_BY_HTTP_STATUS: dict[int, type[OrthrusError]] = {
+    HTTPStatus.BAD_REQUEST: InvalidRequest,
+    HTTPStatus.NOT_FOUND: InvalidRequest,
+    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: InvalidRequest,
+    HTTPStatus.NOT_IMPLEMENTED: InvalidRequest,
+    HTTPStatus.TOO_MANY_REQUESTS: Unavailable,
+    HTTPStatus.BAD_GATEWAY: Unavailable,
+    HTTPStatus.SERVICE_UNAVAILABLE: Unavailable,
+    HTTPStatus.GATEWAY_TIMEOUT: DeadlineExceeded,
+    499: Cancelled,  # Triton's own
+}
+
+
+def grpc_error(code: grpc.StatusCode, message: str | None) -> OrthrusError:
+    """The error behind a gRPC status."""
+    return _BY_GRPC_CODE.get(code, OrthrusError)(message or code.name)
+
+
+def http_error(status: int, message: str) -> OrthrusError:
+    """The error behind an HTTP status; an error in the middle of a stream comes with the stream's own, 200."""
+    if OVERLOAD in message:
+        return Unavailable(message)
+    return _BY_HTTP_STATUS.get(status, OrthrusError)(message or f"HTTP status {status}")
+
+
+def deadline_error(timeout: float | None) -> DeadlineExceeded:
+    """The error of a call that was not finished `timeout` seconds after it began."""
+    return DeadlineExceeded(f"not finished within {timeout} s")

@@ -1,0 +1,124 @@
+"""gRPC: unary for embeddings, one ModelStreamInfer call per generation.
+
+Uses Triton's generated stub rather than tritonclient's client: that one has a single stream per client, while here
+every generation is a call of its own on a shared channel, with its own deadline and cancellation, from any thread.
+"""
+
+import logging
+from collections.abc import AsyncGenerator, Generator
+from contextlib import suppress
+
+import grpc
+import grpc.aio
+from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
+
+from orthrus_client.contract import (
+    BACKEND,
+    EMBED,
+    GENERATE,
+    Tensors,
+    grpc_fields,
+    grpc_request,
+    read_chunk,
+    read_embeddings,
+    stop_tensors,
+)
+from orthrus_client.errors import OrthrusError, grpc_error
+from orthrus_client.results import Chunk, Embeddings
+from orthrus_client.transport import STOP_TIMEOUT
+
+CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+STATUS_AS_CODE = (("triton_grpc_error", "true"),)  # an error in a stream ends it with a status code, not just a text
+
+logger = logging.getLogger(__name__)
+
+
+class GrpcTransport:
+    """gRPC for threads."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
+        try:
+            response = self._stub.ModelInfer(grpc_request(EMBED, request_id, tensors), timeout=timeout)
+        except grpc.RpcError as error:
+            raise grpc_error(error.code(), error.details()) from None
+        return read_embeddings(InferResult(response))
+
+    def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> Generator[Chunk]:
+        request = grpc_request(GENERATE, request_id, tensors)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout, metadata=STATUS_AS_CODE)
+        try:
+            for message in call:
+                yield _chunk(message)
+        except grpc.RpcError as error:
+            raise grpc_error(error.code(), error.details()) from None
+        finally:
+            call.cancel()
+
+    def stop(self, request_id: str) -> None:
+        request = grpc_request(BACKEND, request_id, stop_tensors())
+        try:
+            list(self._stub.ModelStreamInfer(iter([request]), timeout=STOP_TIMEOUT))
+        except grpc.RpcError as error:
+            logger.debug("stop of request %s failed: %s", request_id, error)
+
+    def is_ready(self, model: str) -> bool:
+        with suppress(grpc.RpcError):
+            request = service_pb2.ModelReadyRequest(name=model)
+            return bool(self._stub.ModelReady(request, timeout=STOP_TIMEOUT).ready)
+        return False
+
+    def close(self) -> None:
+        self._channel.close()
+
+
+class AsyncGrpcTransport:
+    """gRPC for asyncio."""
+
+    def __init__(self, url: str) -> None:
+        self._channel = grpc.aio.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+
+    async def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
+        try:
+            response = await self._stub.ModelInfer(grpc_request(EMBED, request_id, tensors), timeout=timeout)
+        except grpc.RpcError as error:
+            raise grpc_error(error.code(), error.details()) from None
+        return read_embeddings(InferResult(response))
+
+    async def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> AsyncGenerator[Chunk]:
+        request = grpc_request(GENERATE, request_id, tensors)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout, metadata=STATUS_AS_CODE)
+        try:
+            async for message in call:
+                yield _chunk(message)
+        except grpc.RpcError as error:
+            raise grpc_error(error.code(), error.details()) from None
+        finally:
+            call.cancel()
+
+    async def stop(self, request_id: str) -> None:
+        request = grpc_request(BACKEND, request_id, stop_tensors())
+        try:
+            async for _ in self._stub.ModelStreamInfer(iter([request]), timeout=STOP_TIMEOUT):
+                pass
+        except grpc.RpcError as error:
+            logger.debug("stop of request %s failed: %s", request_id, error)
+
+    async def is_ready(self, model: str) -> bool:
+        with suppress(grpc.RpcError):
+            request = service_pb2.ModelReadyRequest(name=model)
+            return bool((await self._stub.ModelReady(request, timeout=STOP_TIMEOUT)).ready)
+        return False
+
+    async def close(self) -> None:
+        await self._channel.close()
+
+
+def _chunk(message: service_pb2.ModelStreamInferResponse) -> Chunk:
+    if message.error_message:  # only from a server that does not know STATUS_AS_CODE
+        raise OrthrusError(message.error_message)
+    return read_chunk(grpc_fields(message.infer_response))

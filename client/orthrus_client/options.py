@@ -1,0 +1,46 @@
+"""What a caller may ask for, by name. Types only: the server checks the values and names the one that is wrong."""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, TypedDict
+
+
+class Message(TypedDict):
+    """One turn of a chat."""
+
+    role: str  # system | user | assistant, as far as the model's chat template knows them
+    content: str
+
+
+class EmbedOptions(TypedDict, total=False):
+    """Options of an embedding; what is left out is the model's own default."""
+
+    pooling: Literal["mean", "weighted_mean", "cls", "last"]
+    normalize: bool
+    dimensions: int  # the first so many dimensions only
+    prompt_name: str  # one of the prompts that the model's files define
+    instruction: str
+    truncate: Literal["error", "start", "end"]
+    adapter: str
+
+
+class Sampling(TypedDict, total=False):
+    """Options of a generation. `n` is missing on purpose: one call is one text."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float  # 0 is greedy
+    top_p: float
+    top_k: int
+    min_p: float
+    seed: int
+    stop: str | Sequence[str]
+    stop_token_ids: Sequence[int]
+    include_stop_str_in_output: bool
+    ignore_eos: bool
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[str, float]
+    bad_words: Sequence[str]
+    logprobs: int  # how many alternatives per token; also brings `cumulative_logprob`
+    adapter: str

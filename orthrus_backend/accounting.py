@@ -1,0 +1,91 @@
+"""Turns what happens in the engine into its metrics. Runs on the engine's thread, a few additions a step."""
+
+from collections.abc import Sequence
+
+from orthrus_backend.metrics import Metrics
+from orthrus_backend.outputs import Output
+from orthrus_backend.plan import Plan, Role
+from orthrus_backend.request import GenerateRequest, Kind, Outcome, Request
+from orthrus_backend.scheduling.scheduler import Scheduler
+
+_ENDS = {
+    Outcome.STOP: "finished",
+    Outcome.LENGTH: "finished",
+    Outcome.EMBEDDED: "finished",
+    Outcome.CANCELLED: "cancelled",
+    Outcome.TIMEOUT: "cancelled",
+    Outcome.FAILED: "failed",
+}
+_ROLES = {Role.EMBED: "embed", Role.PREFILL: "prefill", Role.DECODE: "decode"}
+
+
+class Accounting:
+    """Counts requests, tokens and steps; reads gauges off the scheduler."""
+
+    def __init__(self, metrics: Metrics, scheduler: Scheduler) -> None:
+        self._metrics = metrics
+        self._scheduler = scheduler
+        self._preemptions = 0
+        for kind in Kind:  # published as zeros from the start, so that rates have a first sample
+            metrics.count("orthrus_requests_received_total", 0, kind=kind)
+            for end in ("finished", "failed", "cancelled"):
+                metrics.count("orthrus_requests_total", 0, kind=kind, outcome=end)
+        for role in _ROLES.values():
+            metrics.count("orthrus_tokens_total", 0, kind=role)
+        for composition in ("embed", "generate", "mixed"):
+            metrics.count("orthrus_steps_total", 0, composition=composition)
+        metrics.count("orthrus_preemptions_total", 0)
+        self._gauges(0)
+
+    def received(self, requests: Sequence[Request]) -> None:
+        """Requests were accepted."""
+        for request in requests:
+            self._metrics.count("orthrus_requests_received_total", kind=request.kind)
+        self._gauges(0)
+
+    def step(self, plan: Plan, outputs: Sequence[Output], started: float, ended: float) -> None:
+        """A step is done. Times are seconds of `time.monotonic`."""
+        metrics = self._metrics
+        metrics.count("orthrus_steps_total", composition=plan.composition)
+        metrics.observe("orthrus_step_seconds", ended - started, composition=plan.composition)
+        for role, tokens in plan.tokens_by_role().items():
+            metrics.count("orthrus_tokens_total", tokens, kind=_ROLES[role])
+        metrics.count("orthrus_preemptions_total", self._scheduler.preemptions - self._preemptions)
+        self._preemptions = self._scheduler.preemptions
+        for s in plan.slices:
+            request = s.request
+            if request.first_scheduled == started:
+                metrics.observe("orthrus_queue_seconds", started - request.arrival, kind=request.kind)
+            if isinstance(request, GenerateRequest) and request.first_token_at == ended:
+                metrics.observe("orthrus_time_to_first_token_seconds", ended - request.arrival)
+        self.ended(outputs, ended, plan.tokens)
+
+    def ended(self, outputs: Sequence[Output], now: float, tokens: int = 0, emptied: bool = False) -> None:
+        """Count the requests that these outputs end; `emptied` says that nothing is left at all."""
+        for output in outputs:
+            if not output.final:
+                continue
+            request, metrics = output.request, self._metrics
+            kind = request.kind
+            assert request.outcome is not None
+            metrics.count("orthrus_requests_total", kind=kind, outcome=_ENDS[request.outcome])
+            metrics.observe("orthrus_request_seconds", now - request.arrival, kind=kind)
+            if isinstance(request, GenerateRequest) and request.produced > 1 and request.first_token_at is not None:
+                assert request.last_token_at is not None
+                gap = (request.last_token_at - request.first_token_at) / (request.produced - 1)
+                metrics.observe("orthrus_inter_token_seconds", gap)
+        self._gauges(tokens, emptied)
+
+    def _gauges(self, tokens: int, emptied: bool = False) -> None:
+        metrics, scheduler = self._metrics, self._scheduler
+        for kind, queue in scheduler.queues.items():
+            started = sum(1 for head in (queue.head,) if head is not None and head.computed)
+            running = started + (len(scheduler.running) if kind is Kind.GENERATE else 0)
+            metrics.set("orthrus_requests_running", 0 if emptied else running, kind=kind)
+            metrics.set("orthrus_requests_waiting", 0 if emptied else len(queue) - started, kind=kind)
+            metrics.set("orthrus_queue_tokens", 0 if emptied else queue.tokens, kind=kind)
+        pool = scheduler.pool
+        metrics.set("orthrus_kv_blocks", pool.used, state="used")
+        metrics.set("orthrus_kv_blocks", 0, state="cached")
+        metrics.set("orthrus_kv_blocks", pool.free, state="free")
+        metrics.set("orthrus_batch_fill", tokens / scheduler.settings.token_budget)

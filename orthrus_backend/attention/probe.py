@@ -1,0 +1,30 @@
+"""Asks a model what its attention stores, instead of guessing from configuration keys that differ by family."""
+
+from torch import Tensor
+
+from orthrus_backend.attention.spec import AttentionSpec
+from orthrus_backend.kv_cache import LayerShape
+
+
+class ProbeStep:
+    """A `StepAttention` for one token that only notes shapes: attention over a single key is its value."""
+
+    def __init__(self) -> None:
+        self._shapes: dict[int, LayerShape] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        if layer in self._shapes:
+            raise ValueError(f"two attention modules claim layer {layer}")
+        self._shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
+
+    def shapes(self, layers: int) -> list[LayerShape]:
+        """One shape a layer.
+
+        Raises:
+            ValueError: some of the model's layers do not attend through the registered function.
+        """
+        missing = sorted(set(range(layers)) - set(self._shapes))
+        if missing:
+            raise ValueError(f"layers {missing} of this model do not use softmax attention; they cannot be served")
+        return [self._shapes[layer] for layer in range(layers)]

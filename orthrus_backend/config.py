@@ -1,0 +1,123 @@
+"""What an operator can set, checked once at start.
+
+Responsible for names, defaults and ranges of every setting and for the only look at the environment. It does not know
+what the settings are used for.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal, Self
+
+import platformdirs
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, ValidationError, model_validator
+
+from orthrus_backend.validation import one_line
+
+PolicyName = Literal["ibs", "fcfs", "homogeneous"]
+
+
+def cache_dir() -> Path:
+    """Folder for models that Orthrus prepares itself: ``ORTHRUS_CACHE``, or ``orthrus`` in the user's cache folder."""
+    return Path(os.environ.get("ORTHRUS_CACHE") or platformdirs.user_cache_dir("orthrus", appauthor=False))
+
+
+def _split_adapters(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    adapters: dict[str, str] = {}
+    for entry in filter(None, (part.strip() for part in value.split(","))):
+        name, equals, path = entry.partition("=")
+        if not (name and equals and path):
+            raise ValueError(f"{entry!r} is not of the form name=path")
+        if name in adapters:
+            raise ValueError(f"adapter {name!r} is given twice")
+        adapters[name] = path
+    return adapters
+
+
+def _auto_is_none(value: object) -> object:
+    return None if value == "auto" else value
+
+
+class _Settings(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelSettings(_Settings):
+    """Which weights are served, and how they are held."""
+
+    model: str = Field("", description="Hugging Face folder, .gguf file or hub id; empty for the default model")
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
+    max_model_len: int = Field(0, ge=0, description="tokens of prompt and output together; 0 for the model's own limit")
+    adapters: Annotated[dict[str, str], BeforeValidator(_split_adapters)] = {}
+    threads: int = Field(0, ge=0, description="CPU threads of one instance; 0 for all cores")
+
+
+class SchedulerSettings(_Settings):
+    """How a step is filled."""
+
+    policy: PolicyName = "ibs"
+    token_budget: int = Field(512, ge=1, description="tokens computed in one step, at most")
+    chunk_size: int = Field(256, ge=0, description="tokens that one turn gives a request, at most; 0 for the budget")
+    max_running: int = Field(64, ge=1, description="generations that decode at the same time, at most")
+    patience: int = Field(4, ge=1, description="steps that a queue with work waits for its turn, at most")
+    count_expected_output: bool = Field(False, description="count max_tokens still expected as outstanding work")
+
+    @model_validator(mode="after")
+    def _decodes_leave_room(self) -> Self:
+        if self.max_running >= self.token_budget:
+            raise ValueError(
+                f"max_running {self.max_running} must be below token_budget {self.token_budget}: "
+                "running generations take one token of every step each, and the queues need what is left"
+            )
+        return self
+
+
+class CacheSettings(_Settings):
+    """Memory for keys and values."""
+
+    kv_memory: Annotated[ByteSize | None, BeforeValidator(_auto_is_none)] = Field(
+        None, description="bytes, such as 512MiB; None to derive it from the memory that is free"
+    )
+
+
+class EngineSettings(_Settings):
+    """Everything that one engine instance is built from."""
+
+    model: ModelSettings = ModelSettings()
+    scheduler: SchedulerSettings = SchedulerSettings()
+    cache: CacheSettings = CacheSettings()
+    drain_timeout: float = Field(10.0, ge=0, description="seconds that running work gets to finish at shutdown")
+
+    @classmethod
+    def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
+        """Build from the flat ``parameters`` of Triton's model configuration; an empty value means the default.
+
+        Raises:
+            ValueError: a parameter is unknown or out of range; the message names it, its value and the limit.
+        """
+        nested: dict[str, object] = {}
+        groups: dict[str, type[_Settings]] = {
+            "model": ModelSettings,
+            "scheduler": SchedulerSettings,
+            "cache": CacheSettings,
+        }
+        for name, value in parameters.items():
+            if value.strip() == "":
+                continue
+            group = next((g for g, settings in groups.items() if name in settings.model_fields), None)
+            if group is not None:
+                section = nested.setdefault(group, {})
+                assert isinstance(section, dict)
+                section[name] = value.strip()
+            elif name in cls.model_fields and name not in groups:
+                nested[name] = value.strip()
+            else:
+                known = sorted({n for s in groups.values() for n in s.model_fields} | {"drain_timeout"})
+                raise ValueError(f"unknown parameter {name!r}; known are {', '.join(known)}")
+        try:
+            return cls.model_validate(nested)
+        except ValidationError as error:
+            raise ValueError(one_line(error, sections=groups)) from error

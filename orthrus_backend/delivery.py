@@ -1,0 +1,87 @@
+"""Hands answers to their receivers on a thread of its own, and asks receivers whether they still want them.
+
+A slow receiver never stalls a step. Knows nothing of scheduling or protocols.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from queue import Empty, SimpleQueue
+from typing import Protocol
+
+from orthrus_backend.outputs import Output
+from orthrus_backend.request import Request
+
+POLL_SECONDS = 0.1
+_log = logging.getLogger(__name__)
+
+
+class Reply(Protocol):
+    """Where the answers of one or more requests go. Methods are called on the delivery thread only."""
+
+    def deliver(self, output: Output) -> None:
+        """Take one output; after the last one of every request nothing follows."""
+
+    def cancelled(self) -> bool:
+        """Whether the receiver has gone; not asked again after the last output."""
+
+
+class Delivery:
+    """One thread between the engine and its receivers. `cancel` is told of requests whose receiver has gone."""
+
+    def __init__(self, cancel: Callable[[Request], None]) -> None:
+        self._cancel = cancel
+        self._outputs: SimpleQueue[Sequence[Output] | None] = SimpleQueue()
+        self._watched: dict[int, Request] = {}  # by identity: requests whose receivers are polled
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="orthrus-delivery", daemon=True)
+        self._thread.start()
+
+    def watch(self, requests: Sequence[Request]) -> None:
+        """Expect outputs for these requests."""
+        with self._lock:
+            self._watched.update((id(request), request) for request in requests)
+
+    def put(self, outputs: Sequence[Output]) -> None:
+        """Pass on outputs, in order; returns at once."""
+        if outputs:
+            self._outputs.put(outputs)
+
+    def close(self) -> None:
+        """Deliver what is queued, then stop."""
+        self._outputs.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        next_poll = time.monotonic() + POLL_SECONDS
+        while True:
+            try:
+                outputs = self._outputs.get(timeout=max(next_poll - time.monotonic(), 0.0))
+                if outputs is None:
+                    return
+                for output in outputs:
+                    self._deliver(output)
+            except Empty:
+                pass
+            if time.monotonic() >= next_poll:
+                self._poll()
+                next_poll = time.monotonic() + POLL_SECONDS
+
+    def _deliver(self, output: Output) -> None:
+        request = output.request
+        if output.final:
+            with self._lock:
+                self._watched.pop(id(request), None)
+        try:
+            request.reply.deliver(output)
+        except Exception:
+            _log.exception("request %s: its receiver failed; it is cancelled", request.id)
+            self._cancel(request)
+
+    def _poll(self) -> None:
+        with self._lock:
+            watched = list(self._watched.values())
+        for request in watched:
+            if request.reply.cancelled():
+                self._cancel(request)

@@ -1,0 +1,147 @@
+"""The backbone: any Hugging Face causal language model, unmodified, run on packed rows.
+
+Responsible for loading weights safely, for hidden states and logits. Knows nothing of requests, blocks or pooling.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from orthrus_backend.attention import hook
+from orthrus_backend.attention.backend import StepAttention
+from orthrus_backend.attention.probe import ProbeStep
+from orthrus_backend.config import ModelSettings
+from orthrus_backend.kv_cache import LayerShape
+
+
+class Backbone:
+    """A causal language model: packed tokens to hidden states, hidden states to logits."""
+
+    def __init__(self, model: nn.Module, device: torch.device) -> None:
+        self.model: Any = model
+        self.config: PretrainedConfig = self.model.config.get_text_config()
+        self.device = device
+        self.dtype: torch.dtype = self.model.dtype
+        self.limit = int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1)  # positions the model knows
+        _refuse_what_cannot_be_exact(self.config)
+
+    @torch.inference_mode()
+    def hidden(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
+        """Last hidden states after the final norm. `input_ids`, `positions`: [T]; returns [T, d]."""
+        keywords = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False, hook.NAME: step}
+        output = self.model.base_model(**keywords)
+        hidden: Tensor = output.last_hidden_state[0]
+        return hidden
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Scores of the next token. `hidden`: [R, d]; returns [R, vocabulary], in the model's dtype.
+
+        Besides the output matrix some families scale (Cohere, Granite) or cap (Gemma) their logits.
+        """
+        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        if factor := getattr(self.config, "logit_scale", None):
+            logits = logits * factor
+        if divisor := getattr(self.config, "logits_scaling", None):
+            logits = logits / divisor
+        if cap := getattr(self.config, "final_logit_softcapping", None):
+            logits = torch.tanh(logits / cap) * cap
+        return logits
+
+    def layer_shapes(self) -> list[LayerShape]:
+        """What each layer stores per token, found by running one token.
+
+        Raises:
+            ValueError: some layer does not attend in a way that can be served.
+        """
+        probe = ProbeStep()
+        zero = torch.zeros(1, dtype=torch.long, device=self.device)
+        self.hidden(zero, zero, probe)
+        return probe.shapes(self.config.num_hidden_layers)
+
+
+def resolve_device(name: str) -> torch.device:
+    """`auto` takes the GPU where there is one.
+
+    Raises:
+        ValueError: a GPU is asked for and there is none.
+    """
+    available = torch.cuda.is_available()
+    if name == "auto":
+        return torch.device("cuda" if available else "cpu")
+    if name.startswith("cuda") and not available:
+        raise ValueError(f"device {name!r} was asked for, but PyTorch sees no GPU")
+    return torch.device(name)
+
+
+def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
+    """`auto` is bfloat16 where the processor multiplies it natively, else float32."""
+    if name != "auto":
+        dtype = getattr(torch, name)
+        assert isinstance(dtype, torch.dtype)
+        return dtype
+    if device.type == "cuda":
+        return torch.bfloat16 if torch.cuda.is_bf16_supported() else torch.float16
+    native = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+    return torch.bfloat16 if native else torch.float32
+
+
+def load_backbone(location: str, settings: ModelSettings) -> Backbone:
+    """Load a Hugging Face folder, a GGUF file or a hub id; safetensors and GGUF only, never code from the model.
+
+    Raises:
+        ValueError: the model cannot be loaded or cannot be served exactly; the message says why.
+    """
+    device = resolve_device(settings.device)
+    dtype = resolve_dtype(settings.dtype, device)
+    hook.register()
+    source = pretrained_source(location)
+    try:
+        config = AutoConfig.from_pretrained(**source, trust_remote_code=False)
+        _refuse_what_cannot_be_exact(config.get_text_config())
+        model, report = AutoModelForCausalLM.from_pretrained(
+            **source,
+            dtype=dtype,
+            attn_implementation=hook.NAME,
+            use_safetensors=True,
+            trust_remote_code=False,
+            output_loading_info=True,
+        )
+    except (OSError, ValueError, ImportError, KeyError) as error:
+        raise ValueError(f"model {location!r} cannot be loaded: {error}") from error
+    if report["missing_keys"]:
+        raise ValueError(f"model {location!r} lacks weights: {', '.join(sorted(report['missing_keys'])[:5])}")
+    if model.config._attn_implementation != hook.NAME:
+        raise ValueError(f"model {location!r} does not let its attention be replaced; it cannot be served")
+    return Backbone(model.eval().requires_grad_(False).to(device), device)
+
+
+def pretrained_source(location: str) -> dict[str, str]:
+    """The arguments of ``from_pretrained`` that name a model, for models and tokenizers alike."""
+    path = Path(location)
+    if path.suffix == ".gguf":
+        return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
+    return {"pretrained_model_name_or_path": location}
+
+
+def _refuse_what_cannot_be_exact(config: PretrainedConfig) -> None:
+    """Refuse families whose result for one request depends on its neighbours or that keep no keys and values."""
+    family = config.model_type
+    rope = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    for parameters in (rope, *(value for value in rope.values() if isinstance(value, dict))):
+        kind = parameters.get("rope_type", parameters.get("type"))
+        if kind in ("dynamic", "longrope"):
+            raise ValueError(
+                f"{family} with {kind!r} position embedding cannot be served: "
+                "its angles depend on the longest sequence of the whole batch"
+            )
+    unknown = set(getattr(config, "layer_types", None) or ()) - {"full_attention", "sliding_attention"}
+    if unknown:
+        raise ValueError(f"{family} has layers of type {', '.join(sorted(unknown))}; only softmax attention is served")
+    if getattr(config, "kv_lora_rank", None):
+        raise ValueError(f"{family} uses multi-head latent attention, which cannot be served")
+    if config.is_encoder_decoder:
+        raise ValueError(f"{family} is an encoder-decoder; only causal language models can share steps")

@@ -1,0 +1,110 @@
+"""What a caller may ask of one request: names, defaults and ranges.
+
+The names and meanings follow vLLM's sampling parameters. Numbers may come as strings, as perf tools send them. Knows
+nothing of tokenizers, models or tensors: limits that depend on them are checked where they are known.
+"""
+
+import json
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from orthrus_backend.validation import one_line, shown
+
+PoolingMode = Literal["mean", "weighted_mean", "cls", "last"]
+GREEDY_TEMPERATURE = 1e-3  # at or below it, division by the temperature only adds rounding: the maximum is taken
+
+
+def _listed(value: object) -> object:
+    return (value,) if isinstance(value, str) else value
+
+
+class _Params(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def parse(cls, document: str | None, base: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
+        """Read a JSON object over the keys of `base`; `overrides` that are not None replace both.
+
+        Raises:
+            ValueError: not a JSON object, an unknown key, or a value out of range; the message names it.
+        """
+        try:
+            keys = json.loads(document) if document else {}
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"not valid JSON: {error}") from error
+        if not isinstance(keys, dict):
+            raise ValueError(f"a JSON object is expected, got {shown(keys)}")
+        given = {name: value for name, value in overrides.items() if value is not None}
+        return cls.from_mapping({**(base or {}), **keys, **given})
+
+    @classmethod
+    def from_mapping(cls, keys: Mapping[str, Any]) -> Self:
+        """Validate the keys; raises ValueError with the offending key, value and limit."""
+        try:
+            return cls.model_validate(dict(keys))
+        except ValidationError as error:
+            raise ValueError(one_line(error)) from error
+
+
+class SamplingParams(_Params):
+    """How one generation chooses its tokens and when it ends."""
+
+    max_tokens: int | None = Field(None, ge=1)
+    min_tokens: int = Field(0, ge=0)
+    temperature: float = Field(1.0, ge=0, le=100)
+    top_p: float = Field(1.0, gt=0, le=1)
+    top_k: int = Field(0, ge=-1)  # 0 and -1: all tokens
+    min_p: float = Field(0.0, ge=0, le=1)
+    seed: int | None = Field(None, ge=-(2**63), lt=2**64)
+    n: int = Field(1, ge=1, le=1)  # one continuation per request
+    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = Field((), max_length=16)
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}
+    bad_words: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = ()
+    logprobs: int | None = Field(None, ge=0, le=20)
+    adapter: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _alias(cls, keys: Any) -> Any:
+        if isinstance(keys, dict) and "lora_name" in keys:
+            if "adapter" in keys:
+                raise ValueError("adapter and its alias lora_name are both given")
+            keys = {("adapter" if name == "lora_name" else name): value for name, value in keys.items()}
+        return keys
+
+    @model_validator(mode="after")
+    def _minimum_below_maximum(self) -> Self:
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the likeliest token is taken instead of drawing one."""
+        return self.temperature <= GREEDY_TEMPERATURE
+
+
+class EmbeddingParams(_Params):
+    """How one text becomes a vector; None leaves a choice to the model's own files."""
+
+    pooling: PoolingMode | None = None
+    normalize: bool | None = None
+    dimensions: int | None = Field(None, ge=1)
+    prompt_name: str | None = None
+    instruction: str | None = None
+    truncate: Literal["error", "end", "start"] = "error"
+    adapter: str | None = Field(None, min_length=1)
+
+    @model_validator(mode="after")
+    def _one_prefix(self) -> Self:
+        if self.prompt_name is not None and self.instruction is not None:
+            raise ValueError("prompt_name and instruction are both given; only one text can stand before the input")
+        return self

@@ -1,0 +1,273 @@
+"""Fills each step within the token budget and keeps the books of every live request.
+
+Responsible for admission, order, blocks, preemption, and for the only place where a request advances: `commit`. Does
+not know tensors, threads or clients.
+"""
+
+from bisect import insort
+from collections.abc import Iterable
+
+from orthrus_backend.blocks import BlockPool
+from orthrus_backend.config import SchedulerSettings
+from orthrus_backend.outputs import Embedded, Ended, Output, Produced, StepResult
+from orthrus_backend.plan import Plan, Slice
+from orthrus_backend.request import EmbedRequest, GenerateRequest, Kind, Outcome, Request, TokenLogprobs
+from orthrus_backend.scheduling.policy import Backlog, Policy, make_policy
+from orthrus_backend.scheduling.queue import Queue
+
+
+class _Draft:
+    """Slices of the step being planned; several turns of one request join into one slice."""
+
+    def __init__(self, budget: int) -> None:
+        self.left = budget
+        self.lengths: dict[int, int] = {}
+        self.requests: dict[int, Request] = {}
+        self.entering = 0  # generations whose prompt completes in this step
+
+    def planned(self, request: Request) -> int:
+        return self.lengths.get(request.order, 0)
+
+    def add(self, request: Request, tokens: int) -> None:
+        self.requests[request.order] = request
+        self.lengths[request.order] = self.planned(request) + tokens
+        self.left -= tokens
+
+    def slices(self) -> Iterable[Slice]:
+        return (Slice(request, request.computed, self.lengths[order]) for order, request in self.requests.items())
+
+
+class Scheduler:
+    """Plans steps over two queues and the running generations.
+
+    Invariants: a queue is in order of arrival and only its head may own blocks; `running` are generations whose known
+    tokens are all computed but the last, in order of arrival.
+    """
+
+    def __init__(self, settings: SchedulerSettings, pool: BlockPool, policy: Policy | None = None) -> None:
+        self.settings = settings
+        self.pool = pool
+        self.policy = policy or make_policy(settings)
+        self.queues: dict[Kind, Queue] = {
+            Kind.EMBED: Queue(),
+            Kind.GENERATE: Queue(settings.count_expected_output),
+        }
+        self.running: list[GenerateRequest] = []
+        self.live: dict[int, Request] = {}  # by order: everything accepted and not yet ended
+        self.preemptions = 0
+        self._arrivals = 0
+
+    def check_admissible(self, request: Request) -> None:
+        """Refuse what could never be computed.
+
+        Raises:
+            ValueError: the request alone needs more blocks than there are.
+        """
+        tokens = request.total
+        if isinstance(request, GenerateRequest):
+            tokens += request.max_tokens - 1  # keys of the last token are never read
+        elif tokens <= min(self._chunk, self.settings.token_budget - self.settings.max_running):
+            return  # fits a turn beside every running generation: needs no block
+        if self.pool.needed(tokens) > self.pool.num_blocks:
+            capacity = self.pool.num_blocks * self.pool.block_size
+            detail = f"prompt {request.total}"
+            if isinstance(request, GenerateRequest):
+                detail += f" + max_tokens {request.max_tokens}"
+            raise ValueError(f"{detail} needs key/value memory for {tokens} tokens; the limit is {capacity}")
+
+    def add(self, request: Request) -> None:
+        """Accept a request that `check_admissible` let pass."""
+        assert request.remaining > 0
+        request.order = self._arrivals
+        self._arrivals += 1
+        self.live[request.order] = request
+        self.queues[request.kind].append(request)
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any accepted request has not ended."""
+        return bool(self.live)
+
+    def schedule(self, now: float) -> Plan:
+        """Plan the next step; there is work. `now` is seconds of `time.monotonic`."""
+        queued = frozenset(kind for kind, queue in self.queues.items() if queue)
+        draft = self._draft(self.policy.begin(queued, bool(self.running)))
+        if not draft.lengths:
+            draft = self._draft(frozenset(Kind))
+        while not draft.lengths:  # partly computed requests hold all blocks: the eldest gets its way
+            self._preempt(self._youngest_owner())
+            draft = self._draft(frozenset(Kind))
+        for request in draft.requests.values():
+            if request.first_scheduled is None:
+                request.first_scheduled = now
+        plan = Plan.ordered(draft.slices())
+        for s in plan.embeds:
+            if s.start == 0 and s.completes:
+                self.pool.release(s.request)  # whole in one step: nobody will read its keys again
+        plan.check(self.settings.token_budget)
+        return plan
+
+    def commit(self, plan: Plan, result: StepResult, now: float) -> list[Output]:
+        """Advance every request by what the step computed, and say what became of it."""
+        outputs: list[Output] = []
+        for s, pooled in zip(plan.embeds, result.pooled, strict=True):
+            assert isinstance(s.request, EmbedRequest)
+            s.request.computed = s.stop
+            if s.completes:
+                self._end(s.request, Outcome.EMBEDDED)
+                outputs.append(Embedded(s.request, pooled))
+            else:
+                s.request.pool = pooled
+        tokens = iter(result.sampled)
+        for s in plan.slices[len(plan.embeds) :]:
+            assert isinstance(s.request, GenerateRequest)
+            samples = s.completes
+            s.request.computed = s.stop
+            if samples:
+                outputs.append(self._advance(s.request, next(tokens), now))
+        return outputs
+
+    def end(self, request: Request, outcome: Outcome, message: str = "") -> Ended | None:
+        """End a live request between steps, wherever it stands; None if it has already ended."""
+        if request.order not in self.live:
+            return None
+        queue = self.queues[request.kind]
+        if isinstance(request, GenerateRequest) and request in self.running:
+            self.running.remove(request)
+        elif request in queue:
+            queue.remove(request)
+            self._note_if_empty(request.kind)
+        self._end(request, outcome)
+        text = request.text.finish() if isinstance(request, GenerateRequest) and request.text else ""
+        return Ended(request, outcome, message, text)
+
+    def check_integrity(self) -> None:
+        """Assert that every live request is in one place and every block accounted for; between steps only."""
+        waiting = [request for queue in self.queues.values() for request in queue]
+        assert sorted(r.order for r in [*waiting, *self.running]) == sorted(self.live)
+        self.pool.check_integrity(list(self.live.values()))
+        for kind, queue in self.queues.items():
+            orders = [request.order for request in queue]
+            assert orders == sorted(orders), f"{kind} queue out of order"
+            assert not any(request.blocks for request in list(queue)[1:]), f"{kind}: blocks behind the head"
+            fresh = Queue(self.settings.count_expected_output and kind is Kind.GENERATE)
+            for request in queue:
+                fresh.append(request)
+            assert queue.tokens == fresh.tokens, f"{kind} queue counts {queue.tokens} tokens instead of {fresh.tokens}"
+
+    @property
+    def _chunk(self) -> int:
+        return self.settings.chunk_size or self.settings.token_budget
+
+    def _draft(self, kinds: frozenset[Kind]) -> _Draft:
+        draft = _Draft(self.settings.token_budget)
+        settled = True
+        if Kind.GENERATE in kinds:
+            settled = self._decode(draft)
+        while draft.left:
+            open_queues: dict[Kind, Backlog] = {}
+            for kind in Kind:
+                head = self.queues[kind].head
+                if kind in kinds and head and self._grant(head, draft, settled):
+                    open_queues[kind] = Backlog(self.queues[kind].tokens, head.order)
+            if not open_queues:
+                break
+            self._take_turn(self.policy.choose(open_queues), draft)
+        return draft
+
+    def _decode(self, draft: _Draft) -> bool:
+        """One token for every running generation, eldest first; False if somebody was preempted for it."""
+        before = self.preemptions
+        for request in list(self.running):
+            while request in self.running and not self.pool.grow(request, request.total):
+                self._preempt(self._youngest_owner())
+            if request in self.running:
+                draft.add(request, 1)
+        return self.preemptions == before
+
+    def _grant(self, head: Request, draft: _Draft, settled: bool) -> int:
+        """Tokens that a turn would give to the head of a queue now; 0 if it cannot be served in this step.
+
+        A request starts only if all its known tokens can have blocks, and no generation starts in a step that had to
+        preempt: it would be preempted next.
+        """
+        start = head.computed + draft.planned(head)
+        tokens = min(self._chunk, head.total - start, draft.left)
+        if isinstance(head, GenerateRequest):
+            if len(self.running) + draft.entering >= self.settings.max_running:
+                return 0
+            if start == 0 and not settled:
+                return 0
+        elif start == 0 and tokens == head.total:
+            return tokens
+        wanted = head.total if start == 0 else start + tokens
+        return tokens if self.pool.needed(wanted) - len(head.blocks) <= self.pool.free else 0
+
+    def _take_turn(self, kind: Kind, draft: _Draft) -> None:
+        queue = self.queues[kind]
+        head = queue.head
+        assert head is not None
+        tokens = self._grant(head, draft, settled=True)
+        stop = head.computed + draft.planned(head) + tokens
+        whole = kind is Kind.EMBED and tokens == head.total
+        if not whole:
+            grown = self.pool.grow(head, stop)
+            assert grown
+        draft.add(head, tokens)
+        last = stop == head.total
+        queue.take(tokens, last)
+        if last and kind is Kind.GENERATE:
+            draft.entering += 1
+        self._note_if_empty(kind)
+
+    def _advance(self, request: GenerateRequest, token: TokenLogprobs, now: float) -> Produced:
+        """Append a sampled token, and end the generation if it was the last one."""
+        if not request.produced:
+            request.first_token_at = now
+        request.last_token_at = now
+        request.tokens.append(token.token)
+        request.cumulative_logprob += token.logprob
+        text, outcome = "", None
+        if token.token in request.stop_ids:
+            outcome = Outcome.STOP
+        else:
+            if request.text is not None:
+                text, stopped = request.text.append(token.token)
+                outcome = Outcome.STOP if stopped else None
+            if outcome is None and request.produced >= request.max_tokens:
+                outcome = Outcome.LENGTH
+        if outcome is not None:
+            if request.text is not None:
+                text += request.text.finish()
+            if request in self.running:
+                self.running.remove(request)
+            self._end(request, outcome)
+        elif request not in self.running:
+            insort(self.running, request, key=lambda r: r.order)
+        return Produced(request, token, text, outcome)
+
+    def _end(self, request: Request, outcome: Outcome) -> None:
+        request.outcome = outcome
+        self.pool.release(request)
+        del self.live[request.order]
+
+    def _youngest_owner(self) -> Request:
+        heads = [queue.head for queue in self.queues.values()]
+        owners = [r for r in [*self.running, *heads] if r is not None and r.blocks]
+        return max(owners, key=lambda r: r.order)
+
+    def _preempt(self, request: Request) -> None:
+        """Take a request's blocks; it starts over from the head of its queue."""
+        self.preemptions += 1
+        queue = self.queues[request.kind]
+        if isinstance(request, GenerateRequest) and request in self.running:
+            self.running.remove(request)
+        else:
+            queue.remove(request)
+        self.pool.release(request)
+        request.restart()
+        queue.put_back(request)
+
+    def _note_if_empty(self, kind: Kind) -> None:
+        if not self.queues[kind]:
+            self.policy.emptied(kind)

@@ -1,0 +1,38 @@
+"""The three addresses of a server: which ports are asked for, which are free. Does not talk to the server."""
+
+import socket
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoints:
+    """`host:port` of each protocol, as clients take it."""
+
+    http: str
+    grpc: str
+    metrics: str
+
+    def as_dict(self) -> dict[str, str]:
+        """Protocol to address."""
+        return asdict(self)
+
+
+def choose_endpoints(host: str, *, http: int, grpc: int, metrics: int) -> Endpoints:
+    """Check that the ports are free on `host`; 0 stands for any free one.
+
+    Raises:
+        ValueError: a port is taken, or `host` is not an address of this machine.
+    """
+    addresses: dict[str, str] = {}
+    with ExitStack() as held:  # all are held until the last is chosen, so that no two are the same
+        for name, port in {"http": http, "grpc": grpc, "metrics": metrics}.items():
+            listener = held.enter_context(socket.socket())
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                listener.bind((host, port))
+                listener.listen()
+            except OSError as error:
+                raise ValueError(f"--{name}-port {port}: cannot listen on {host}:{port}: {error.strerror}") from error
+            addresses[name] = f"{host}:{listener.getsockname()[1]}"
+    return Endpoints(**addresses)

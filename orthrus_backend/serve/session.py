@@ -1,0 +1,117 @@
+"""One run of `orthrus serve`, from the first folder to the last: the place where the parts of this package meet."""
+
+import math
+import os
+import signal
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from tqdm import tqdm
+
+from orthrus_backend.serve.layout import Layout, lay_out
+from orthrus_backend.serve.ports import Endpoints
+from orthrus_backend.serve.process import ServerError, TritonProcess
+from orthrus_backend.serve.server_log import ServerLog
+from orthrus_backend.serve.triton_binary import find_triton
+
+LogLevel = Literal["error", "warning", "info", "debug"]
+STOP_SECONDS = 5.0  # for unloading, on top of the time that requests get to finish
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, WSL
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What to serve and how."""
+
+    parameters: Mapping[str, str]  # of the model `orthrus`, as in its config.pbtxt
+    instances: int
+    endpoints: Endpoints
+    drain_timeout: float  # seconds
+    start_timeout: float  # seconds
+    log_level: LogLevel
+
+    def run(self, on_ready: Callable[[], None]) -> None:
+        """Serve until SIGTERM, SIGINT or SIGHUP; call `on_ready` when all models are loaded. Main thread only.
+
+        Raises:
+            ServerError: the server did not get ready, died, or did not stop cleanly.
+            RuntimeError: there is no tritonserver.
+        """
+        triton = find_triton()
+        gpu = self.parameters.get("device") != "cpu" and any(Path(device).exists() for device in GPU_DEVICES)
+        with tempfile.TemporaryDirectory(prefix="orthrus-") as folder:
+            layout = lay_out(Path(folder), triton, self.parameters, self.instances)
+            command = [str(triton.server), *self._arguments(layout, gpu)]
+            name = f"orthrus-{os.getpid()}"
+            with _stoppable() as stop_with:
+                server = TritonProcess(command, triton.environment(os.environ), self.endpoints, name)
+                log = ServerLog(server.output, gpu=gpu)
+                try:
+                    stop_with(lambda: server.stop(self.drain_timeout + 2 * STOP_SECONDS))
+                    with _elapsed("Loading"):
+                        server.wait_until_ready(self.start_timeout)
+                    if not server.stopping:
+                        on_ready()
+                    server.watch()
+                except ServerError as error:
+                    server.close()
+                    raise ServerError("\n".join([str(error), *log.reasons()])) from None
+                finally:
+                    server.close()
+
+    def _arguments(self, layout: Layout, gpu: bool) -> list[str]:
+        arguments = {
+            "model-repository": layout.models,
+            "backend-directory": layout.backends,
+            "exit-timeout-secs": math.ceil(self.drain_timeout + STOP_SECONDS),
+            "log-warning": self.log_level != "error",
+            "log-info": self.log_level in ("info", "debug"),
+            "log-verbose": int(self.log_level == "debug"),
+        }
+        if not gpu:
+            arguments |= {"pinned-memory-pool-byte-size": 0, "allow-gpu-metrics": False}
+        for protocol, address in self.endpoints.as_dict().items():
+            host, _, port = address.rpartition(":")
+            arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
+        return [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in arguments.items()]
+
+
+@contextmanager
+def _stoppable() -> Iterator[Callable[[Callable[[], None]], None]]:
+    """Catch the signals that ask for an end; the value sets what they do. One that came earlier acts then."""
+    actions: list[Callable[[], None]] = []
+    early: list[int] = []
+
+    def on_signal(number: int, _frame: FrameType | None) -> None:
+        if actions:
+            actions[-1]()
+        else:
+            early.append(number)
+
+    def stop_with(action: Callable[[], None]) -> None:
+        actions.append(action)
+        if early:
+            action()
+
+    numbers = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+    before = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield stop_with
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _elapsed(label: str) -> Iterator[None]:
+    """Show on a terminal that something takes its time, and how long it has."""
+    form = "{desc} {elapsed}"
+    with tqdm(desc=label, bar_format=form, leave=False, disable=not sys.stderr.isatty()) as bar:
+        bar.refresh()
+        yield

@@ -1,0 +1,95 @@
+"""The backend model: hands Triton's requests to the engine, and nothing else.
+
+`execute` decodes and returns; answers leave from the engine's delivery thread. It never raises for a request's fault.
+"""
+
+import json
+import logging
+from collections.abc import Sequence
+from typing import Any
+
+import triton_python_backend_utils as pb_utils
+
+from orthrus_backend.assembly import build_service
+from orthrus_backend.config import EngineSettings
+from orthrus_backend.engine import EngineClosedError
+from orthrus_backend.triton.inputs import EmbedCall, GenerateCall, StopCall, read_call
+from orthrus_backend.triton.logs import forward_logs
+from orthrus_backend.triton.metrics_export import MetricsExport
+from orthrus_backend.triton.replies import EmbedReply, GenerateReply, send_error
+
+_log = logging.getLogger(__name__)
+
+
+class TritonPythonModel:
+    """One engine for each instance."""
+
+    def initialize(self, args: dict[str, str]) -> None:
+        """Load and check everything; an exception here is shown by Triton as the reason why the model is not ready."""
+        forward_logs()
+        parameters = {
+            name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()
+        }
+        if args["model_instance_kind"] == "GPU" and parameters.get("device", "") in ("", "auto"):
+            parameters["device"] = f"cuda:{args['model_instance_device_id']}"
+        settings = EngineSettings.from_parameters(parameters)
+        self._drain_timeout = settings.drain_timeout
+        self._service = build_service(settings)
+        self._export = MetricsExport(self._service.engine.metrics, instance=args["model_instance_name"])
+
+    def execute(self, requests: Sequence[Any]) -> None:
+        """Accept requests; their answers come later."""
+        for request in requests:
+            sender = request.get_response_sender()
+            try:
+                self._accept(request, sender)
+            except ValueError as error:
+                send_error(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+            except EngineClosedError as error:
+                send_error(sender, str(error), pb_utils.TritonError.UNAVAILABLE)
+            except Exception as error:
+                _log.exception("a request could not be read")
+                send_error(sender, f"internal error: {error}", pb_utils.TritonError.INTERNAL)
+
+    def finalize(self) -> None:
+        """Finish what runs, within the time that is given for it."""
+        self._service.engine.close(self._drain_timeout)
+        self._export.close()
+
+    def _accept(self, request: Any, sender: Any) -> None:
+        call = read_call(request)
+        match call:
+            case StopCall():
+                self._stop(request.request_id(), sender)
+            case GenerateCall():
+                self._generate(call, request.request_id(), sender)
+            case EmbedCall():
+                self._embed(call, request.request_id(), sender)
+
+    def _generate(self, call: GenerateCall, request_id: str, sender: Any) -> None:
+        needs_logprobs = bool(call.extras & {"cumulative_logprob", "logprobs"})
+        accepted = self._service.intake.generate(
+            call.prompt, call.params, request_id=request_id, needs_logprobs=needs_logprobs
+        )
+        accepted.reply = GenerateReply(sender, call, self._service.tokenization)
+        self._service.engine.submit([accepted])
+
+    def _embed(self, call: EmbedCall, request_id: str, sender: Any) -> None:
+        if not call.texts:
+            raise ValueError("text_input: at least one text is needed")
+        accepted = []
+        for position, text in enumerate(call.texts):
+            try:
+                accepted.append(self._service.intake.embed(text, call.params, request_id=request_id))
+            except ValueError as error:
+                raise ValueError(f"text {position}: {error}" if len(call.texts) > 1 else str(error)) from error
+        reply = EmbedReply(sender, call, accepted)
+        for embedding in accepted:
+            embedding.reply = reply
+        self._service.engine.submit(accepted)
+
+    def _stop(self, request_id: str, sender: Any) -> None:
+        if not request_id:
+            raise ValueError("stop: the id of the request to cancel is needed as this request's id")
+        self._service.engine.cancel_id(request_id)
+        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)

@@ -1,0 +1,141 @@
+"""Turns outputs of the engine into Triton responses: exactly one FINAL for each request, on its last response.
+
+All methods run on the engine's delivery thread.
+"""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from orthrus_backend.outputs import Embedded, Ended, Output, Produced
+from orthrus_backend.request import EmbedRequest, GenerateRequest, Outcome, TokenLogprobs
+from orthrus_backend.tokenization import Tokenization
+from orthrus_backend.triton.inputs import EmbedCall, GenerateCall
+
+_ERRORS = {
+    Outcome.CANCELLED: (pb_utils.TritonError.CANCELLED, "the request was cancelled"),
+    Outcome.TIMEOUT: (pb_utils.TritonError.CANCELLED, "the request ran out of time"),
+    Outcome.FAILED: (pb_utils.TritonError.UNAVAILABLE, "the engine failed"),
+}
+
+
+def send_error(sender: Any, message: str, code: Any) -> None:
+    """Answer a request with an error, its only and final response."""
+    response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+
+
+class _Reply:
+    """What both kinds share: a sender that is closed by its FINAL."""
+
+    def __init__(self, sender: Any) -> None:
+        self._sender = sender
+        self._open = True
+
+    def cancelled(self) -> bool:
+        """Whether the client has gone; never asked of Triton after FINAL, when the request no longer exists."""
+        return self._open and bool(self._sender.is_cancelled())
+
+    def _fail(self, ended: Ended) -> None:
+        code, message = _ERRORS[ended.outcome]
+        self._open = False
+        send_error(self._sender, ended.message or message, code)
+
+    def _send(self, tensors: Sequence[Any], final: bool) -> None:
+        self._open = not final
+        response = pb_utils.InferenceResponse(output_tensors=list(tensors))
+        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+
+
+class GenerateReply(_Reply):
+    """Answers a generation: every certain piece of text as it comes, or all of it at the end."""
+
+    def __init__(self, sender: Any, call: GenerateCall, tokenization: Tokenization) -> None:
+        super().__init__(sender)
+        self._call = call
+        self._tokenization = tokenization
+        self._text = call.prefix
+        self._tokens: list[TokenLogprobs] = []  # since the last response
+
+    def deliver(self, output: Output) -> None:
+        """Take one output of the request."""
+        request = output.request
+        assert isinstance(request, GenerateRequest)
+        if isinstance(output, Ended):
+            if output.outcome is Outcome.FAILED:
+                self._fail(output)
+                return
+            self._text += output.text
+            self._respond(request, output.outcome)
+        elif isinstance(output, Produced):
+            self._text += output.text
+            self._tokens.append(output.token)
+            if output.final or (self._call.stream and output.text):
+                self._respond(request, output.outcome)
+
+    def _respond(self, request: GenerateRequest, outcome: Outcome | None) -> None:
+        values = {
+            "text_output": np.array([self._text.encode()], dtype=np.object_),
+            "finish_reason": np.array([outcome.value if outcome else ""], dtype=np.object_),
+            "cumulative_logprob": np.array([request.cumulative_logprob], dtype=np.float32),
+            "num_input_tokens": np.array([request.prompt_length], dtype=np.uint32),
+            "num_output_tokens": np.array([len(self._tokens)], dtype=np.uint32),
+        }
+        if "logprobs" in self._call.extras:
+            values["logprobs"] = np.array([self._logprobs()], dtype=np.object_)
+        wanted = {"text_output", *self._call.extras}
+        self._send([pb_utils.Tensor(n, v) for n, v in values.items() if n in wanted], final=outcome is not None)
+        self._text = ""
+        self._tokens.clear()
+
+    def _logprobs(self) -> str:
+        """JSON as in NVIDIA's vLLM backend: for each token a map of id to log-probability, rank and text."""
+        return json.dumps([self._token_logprobs(token) for token in self._tokens])
+
+    def _token_logprobs(self, token: TokenLogprobs) -> dict[int, dict[str, Any]]:
+        entries: dict[int, dict[str, Any]] = {}
+        for rank, (candidate, logprob) in enumerate(token.top, start=1):
+            entries[candidate] = self._entry(candidate, logprob, rank)
+        entries.setdefault(token.token, self._entry(token.token, token.logprob, None))
+        return entries
+
+    def _entry(self, token: int, logprob: float, rank: int | None) -> dict[str, Any]:
+        text = self._tokenization.backend.decode([token], skip_special_tokens=False)
+        return {"logprob": logprob, "rank": rank, "decoded_token": text}
+
+
+class EmbedReply(_Reply):
+    """Answers one call of N texts when the last vector is there; the first failure answers for all."""
+
+    def __init__(self, sender: Any, call: EmbedCall, requests: Sequence[EmbedRequest]) -> None:
+        super().__init__(sender)
+        self._as_text = call.as_text
+        self._requests = requests
+        self._rows = {id(request): row for row, request in enumerate(requests)}
+        self._vectors: list[Any] = [None] * len(requests)
+        self._missing = len(requests)
+
+    def deliver(self, output: Output) -> None:
+        """Take one output of one of the requests."""
+        if not self._open:
+            return  # another text of the call has already failed it
+        if isinstance(output, Ended):
+            self._fail(output)
+            return
+        assert isinstance(output, Embedded)
+        self._vectors[self._rows[id(output.request)]] = output.vector
+        self._missing -= 1
+        if self._missing == 0:
+            self._respond()
+
+    def _respond(self) -> None:
+        counts = np.array([request.total for request in self._requests], dtype=np.uint32)  # [N]
+        if self._as_text:
+            document = json.dumps(self._vectors[0].tolist())
+            tensor = pb_utils.Tensor("text_output", np.array([document], dtype=np.object_))
+        else:
+            tensor = pb_utils.Tensor("embedding", np.stack(self._vectors))  # [N, D]
+        self._send([tensor, pb_utils.Tensor("num_input_tokens", counts)], final=True)
