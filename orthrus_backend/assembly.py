@@ -1,4 +1,4 @@
-"""Builds a running engine from settings: weights, memory, scheduler, threads, and the check before the first request."""
+"""Builds a running engine from settings: weights, memory, scheduler, threads; checks it before the first request."""
 
 import logging
 from dataclasses import dataclass

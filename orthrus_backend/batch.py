@@ -55,7 +55,10 @@ def build_batch(plan: Plan, block_size: int, device: torch.device) -> Batch:
         (decodes if s.role is Role.DECODE else chunks).append(rows)
         if request.blocks:
             kept_rows += range(first, len(ids))
-            kept_slots += (request.blocks[p // block_size] * block_size + p % block_size for p in range(s.start, s.stop))
+            kept_slots += (
+                request.blocks[position // block_size] * block_size + position % block_size
+                for position in range(s.start, s.stop)
+            )
         if s.role is not Role.EMBED and s.completes:
             sample_rows.append(len(ids) - 1)
         if request.adapter is not None:

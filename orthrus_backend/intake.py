@@ -54,7 +54,8 @@ class Intake:
         max_tokens = params.max_tokens or min(DEFAULT_MAX_TOKENS, max(room, 1))
         if max_tokens > room:
             raise ValueError(
-                f"a prompt of {len(ids)} tokens and max_tokens {max_tokens} exceed the model's limit of {self._limit} tokens"
+                f"a prompt of {len(ids)} tokens and max_tokens {max_tokens} "
+                f"exceed the model's limit of {self._limit} tokens"
             )
         self._check_ids("stop_token_ids", params.stop_token_ids)
         self._check_ids("logit_bias", params.logit_bias)
@@ -82,10 +83,7 @@ class Intake:
         """
         if params.dimensions is not None and params.dimensions > self._dimensions:
             raise ValueError(f"dimensions {params.dimensions} is above the model's {self._dimensions}")
-        if isinstance(text, str):
-            ids = self._encode_embed(text, params)
-        else:
-            ids = self._checked_ids(text)
+        ids = self._encode_embed(text, params) if isinstance(text, str) else self._checked_ids(text)
         if len(ids) > self._limit:
             if params.truncate == "error":
                 raise ValueError(

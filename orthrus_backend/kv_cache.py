@@ -19,7 +19,7 @@ class LayerShape:
 
 
 class KVCache:
-    """Blocks of `block_size` tokens. Memory starts as zeros: rows beyond a sequence are read, masked, and must be finite."""
+    """Blocks of `block_size` tokens. Starts as zeros: slots beyond a sequence are read, masked, and must be finite."""
 
     def __init__(
         self, shapes: Sequence[LayerShape], num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device

@@ -6,19 +6,47 @@ goes on as if nothing had happened. Knows nothing of how the token is chosen.
 """
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from orthrus_backend.draws import LARGEST
 from orthrus_backend.request import GenerateRequest
 
-Cells = list[tuple[int, int, float]]  # (row, token id, value)
+
+class _Cells:
+    """Places in a table of logits, row by row and token by token, and a value for each."""
+
+    def __init__(self, vocab_size: int) -> None:
+        self._vocab_size = vocab_size
+        self._rows: list[int] = []
+        self._counts: list[int] = []
+        self._tokens: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, row: int, tokens: Collection[int], values: Collection[float]) -> None:
+        if tokens:
+            self._rows.append(row)
+            self._counts.append(len(tokens))
+            self._tokens.extend(tokens)
+            self._values.extend(values)
+
+    def __bool__(self) -> bool:
+        return bool(self._rows)
+
+    def on(self, device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        """Row and column indices, both [n], and values [n] float32, of the places inside the vocabulary."""
+        rows, tokens = np.repeat(self._rows, self._counts), np.array(self._tokens)
+        inside = (tokens >= 0) & (tokens < self._vocab_size)
+        table = np.stack([rows[inside], tokens[inside], np.array(self._values)[inside]])  # float64 holds ids exactly
+        place_rows, columns, values = torch.from_numpy(table).to(device)
+        return (place_rows.long(), columns.long()), values.float()
 
 
 def edited(logits: Tensor, requests: Sequence[GenerateRequest], vocab_size: int) -> Tensor:
-    """The logits that tokens are chosen from.
+    """The scores that tokens are chosen by.
 
     Args:
         logits: [R, P] float32 without NaN or +inf; P >= vocab_size.
@@ -26,36 +54,39 @@ def edited(logits: Tensor, requests: Sequence[GenerateRequest], vocab_size: int)
         vocab_size: ids from here on are left alone, whoever names them.
 
     Returns:
-        [R, P]: `logits` itself where no request asks for a change, else a changed copy; banned tokens are -inf. Bans
-        that leave a row nothing are dropped, with all other edits of that row.
+        [R, P]: `logits` itself where no request asks for a change, else a changed copy; banned tokens are -inf. A row
+        that its bans would leave empty keeps its logits.
     """
-    bans: Cells = [(row, token, 0.0) for row, r in enumerate(requests) for token in _banned(r)]
-    bias: Cells = [
-        (row, token, value) for row, r in enumerate(requests) for token, value in r.params.logit_bias.items()
-    ]
-    repeated: Cells = [
-        (row, token, r.params.repetition_penalty) for row, r in enumerate(requests) for token in _seen(r)
-    ]
-    produced: Cells = [(row, token, value) for row, r in enumerate(requests) for token, value in _overused(r)]
+    bans, bias, repeated, produced = (_Cells(vocab_size) for _ in range(4))
+    for row, request in enumerate(requests):
+        params = request.params
+        banned = list(_banned(request))
+        bans.add(row, banned, [float("-inf")] * len(banned))
+        bias.add(row, params.logit_bias.keys(), params.logit_bias.values())
+        if params.repetition_penalty != 1.0:
+            seen = set(request.tokens)
+            repeated.add(row, seen, [params.repetition_penalty] * len(seen))
+        if params.presence_penalty or params.frequency_penalty:
+            counts = Counter(request.tokens[request.prompt_length :])
+            cost = [params.presence_penalty + params.frequency_penalty * count for count in counts.values()]
+            produced.add(row, counts.keys(), cost)
     if not (bans or bias or repeated or produced):
         return logits
     scores = logits.clone()
-    if (cells := _cells(bans, vocab_size, logits.device)) is not None:
-        at, _ = cells
-        scores[at] = float("-inf")
-    if (cells := _cells(bias, vocab_size, logits.device)) is not None:
-        at, value = cells
-        scores[at] += value
-    if (cells := _cells(repeated, vocab_size, logits.device)) is not None:
-        at, value = cells
+    for cells in filter(None, (bans, bias)):
+        at, value = cells.on(logits.device)
+        scores[at] = (scores[at] + value).clamp_(max=LARGEST)
+    if repeated:
+        at, value = repeated.on(logits.device)
         old = scores[at]
-        scores[at] = torch.where(old > 0, old / value, old * value)
-    if (cells := _cells(produced, vocab_size, logits.device)) is not None:
-        at, value = cells
-        scores[at] -= value
-    scores.clamp_(max=LARGEST)
-    empty = scores.amax(-1, keepdim=True) == float("-inf")  # [R, 1]
-    return torch.where(empty, logits, scores)
+        scores[at] = torch.where(old > 0, old / value, old * value).clamp_(max=LARGEST)
+    if produced:
+        at, value = produced.on(logits.device)
+        scores[at] = (scores[at] - value).clamp_(max=LARGEST)
+    if bans:
+        empty = scores.amax(1, keepdim=True) == float("-inf")  # [R, 1]
+        scores = torch.where(empty, logits, scores)
+    return scores
 
 
 def _banned(request: GenerateRequest) -> Iterator[int]:
@@ -65,25 +96,3 @@ def _banned(request: GenerateRequest) -> Iterator[int]:
             yield last
     if request.produced < request.params.min_tokens:
         yield from request.stop_ids
-
-
-def _seen(request: GenerateRequest) -> set[int]:
-    """Tokens of prompt and output, where repeating them is penalised."""
-    return set(request.tokens) if request.params.repetition_penalty != 1.0 else set()
-
-
-def _overused(request: GenerateRequest) -> Iterator[tuple[int, float]]:
-    """Output tokens, and what their presence and frequency take from their logits."""
-    params = request.params
-    if params.presence_penalty or params.frequency_penalty:
-        for token, count in Counter(request.tokens[request.prompt_length :]).items():
-            yield token, params.presence_penalty + params.frequency_penalty * count
-
-
-def _cells(cells: Cells, vocab_size: int, device: torch.device) -> tuple[tuple[Tensor, Tensor], Tensor] | None:
-    """Row and column indices [n], and values [n] float32, of cells inside the vocabulary; None where there are none."""
-    inside = [cell for cell in cells if 0 <= cell[1] < vocab_size]
-    if not inside:
-        return None
-    rows, columns, values = torch.tensor(inside, dtype=torch.float64).T.to(device)  # ids are exact in float64
-    return (rows.long(), columns.long()), values.float()

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from orthrus_backend.attention import hook
@@ -20,8 +20,8 @@ from orthrus_backend.kv_cache import LayerShape
 class Backbone:
     """A causal language model: packed tokens to hidden states, hidden states to logits."""
 
-    def __init__(self, model: nn.Module, device: torch.device) -> None:
-        self.model: Any = model
+    def __init__(self, model: Any, device: torch.device) -> None:
+        self.model = model  # a transformers causal language model; their own types do not describe its parts
         self.config: PretrainedConfig = self.model.config.get_text_config()
         self.device = device
         self.dtype: torch.dtype = self.model.dtype
@@ -102,7 +102,7 @@ def load_backbone(location: str, settings: ModelSettings) -> Backbone:
     try:
         config = AutoConfig.from_pretrained(**source, trust_remote_code=False)
         _refuse_what_cannot_be_exact(config.get_text_config())
-        model, report = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
             **source,
             dtype=dtype,
             attn_implementation=hook.NAME,
@@ -112,6 +112,7 @@ def load_backbone(location: str, settings: ModelSettings) -> Backbone:
         )
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ValueError(f"model {location!r} cannot be loaded: {error}") from error
+    model, report = loaded
     if report["missing_keys"]:
         raise ValueError(f"model {location!r} lacks weights: {', '.join(sorted(report['missing_keys'])[:5])}")
     if model.config._attn_implementation != hook.NAME:

@@ -20,6 +20,9 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+_Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
+
+
 class _Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
@@ -59,7 +62,7 @@ class SamplingParams(_Params):
     min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     n: int = Field(1, ge=1, le=1)  # one continuation per request
-    stop: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = Field((), max_length=16)
+    stop: _Words = Field((), max_length=16)
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
@@ -67,7 +70,7 @@ class SamplingParams(_Params):
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}
-    bad_words: Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)] = ()
+    bad_words: _Words = ()
     logprobs: int | None = Field(None, ge=0, le=20)
     adapter: str | None = Field(None, min_length=1)
 

@@ -90,6 +90,8 @@ class Plan:
         assert keys == sorted(keys), "slices out of order"
         assert len({id(s.request) for s in self.slices}) == len(self.slices), "a request has two slices"
         for s in self.slices:
-            assert s.length > 0 and s.start == s.request.computed and s.stop <= s.request.total
+            assert s.length > 0
+            assert s.start == s.request.computed
+            assert s.stop <= s.request.total
             if s.request.kind is Kind.GENERATE:
                 assert s.request.blocks, "a generation is computed without blocks"

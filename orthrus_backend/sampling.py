@@ -16,14 +16,17 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from orthrus_backend.draws import Controls, draw, in_blocks, likeliest, ranked
+from orthrus_backend.draws import Controls, draw, draw_top, in_blocks, likeliest, ranked
 from orthrus_backend.logit_edits import edited
 from orthrus_backend.request import GenerateRequest, TokenLogprobs
 
-CANDIDATES = 128  # likeliest tokens of a row that top_k and top_p look at first
-MORE_CANDIDATES = 4096  # and then, before the row is sorted whole
+CANDIDATES = 256  # likeliest tokens of a row that top_k and top_p look at first
+WIDER = 8  # times as many candidates for a row that was too flat, until it is sorted whole
 REPORTED = 64  # likeliest tokens that are ranked for a report: above what can be asked for, so that ties are settled
 LEAST_LOGPROB = -9999.0  # stands for -inf, which JSON cannot carry
+
+
+Floats = npt.NDArray[np.float64]
 
 
 class Sampler:
@@ -51,46 +54,44 @@ class Sampler:
         raw = in_blocks(logits[:, : self.vocab_size])  # [R, P]
         scores = edited(raw, requests, self.vocab_size)  # [R, P]
         tokens = likeliest(scores)  # [R]
-        drawn = [row for row, r in enumerate(requests) if not r.params.greedy]
+        free = [row for row, r in enumerate(requests) if not r.params.greedy and not self._ranks(r)]
+        unsure = [row for row, r in enumerate(requests) if not r.params.greedy and self._ranks(r)]
         reported = [row for row, r in enumerate(requests) if r.needs_logprobs]
-        for candidates in (CANDIDATES, MORE_CANDIDATES, self.vocab_size):
-            settled = self._draw(scores, requests, drawn, tokens, min(candidates, self.vocab_size))
-            chosen, sure, reports = _to_host(tokens, settled, self._report(raw, reported, tokens))
-            drawn = [row for row, done in zip(drawn, sure, strict=True) if not done]
-            if not drawn:
+        if free:
+            tokens[free] = draw(_take(scores, free), self._controls(requests, free, scores.device))
+        candidates = min(CANDIDATES, self.vocab_size)
+        while True:
+            sure = torch.empty(0, dtype=torch.bool, device=scores.device)
+            if unsure:
+                controls = self._controls(requests, unsure, scores.device)
+                tokens[unsure], sure = draw_top(_take(scores, unsure), controls, self.vocab_size, candidates)
+            chosen, settled, reports = _to_host(tokens, sure, self._report(raw, reported, tokens))
+            unsure = [row for row, done in zip(unsure, settled, strict=True) if not done]
+            if not unsure:
                 break
+            candidates = min(candidates * WIDER, self.vocab_size)
         report_of = dict(zip(reported, reports, strict=True))
-        return [
-            _entry(r, int(token), report_of.get(row))
-            for row, (r, token) in enumerate(zip(requests, chosen, strict=True))
-        ]
-
-    def _draw(
-        self, scores: Tensor, requests: Sequence[GenerateRequest], rows: list[int], tokens: Tensor, candidates: int
-    ) -> Tensor:
-        """Draw tokens of the given rows, into `tokens` [R]; returns of which one can be sure, [len(rows)] bool."""
-        if not rows:
-            return torch.ones(0, dtype=torch.bool, device=scores.device)
-        controls = self._controls([requests[row] for row in rows], scores.device)
-        mine = scores[rows] if len(rows) < len(scores) else scores
-        drawn, settled = draw(mine, controls, self.vocab_size, candidates)
-        alive = mine.amax(1) > float("-inf")
-        tokens[rows] = torch.where(alive, drawn, tokens[rows])
-        return settled
-
-    def _controls(self, requests: Sequence[GenerateRequest], device: torch.device) -> Controls:
-        columns = [
-            (r.params.temperature, r.params.min_p, r.params.top_p, self._top_k(r), _uniform(r.seed, len(r.tokens)))
-            for r in requests
-        ]
-        table = torch.tensor(columns, dtype=torch.float64).to(device)  # [n, 5]
-        temperature, min_p, top_p, top_k, uniform = table.split(1, dim=1)
-        ranked_rows = [row for row, r in enumerate(requests) if r.params.top_p < 1 or self._top_k(r) < self.vocab_size]
-        return Controls(temperature.float(), min_p.float(), top_p, top_k.long(), uniform, ranked_rows)
+        pairs = enumerate(zip(requests, chosen, strict=True))
+        return [_entry(r, int(token), report_of.get(row)) for row, (r, token) in pairs]
 
     def _top_k(self, request: GenerateRequest) -> int:
         """Tokens that top_k leaves; 0 and -1 leave all."""
         return min(request.params.top_k, self.vocab_size) if request.params.top_k > 0 else self.vocab_size
+
+    def _ranks(self, request: GenerateRequest) -> bool:
+        """Whether top_k or top_p is on, so that the likeliest tokens must be ranked."""
+        return request.params.top_p < 1 or self._top_k(request) < self.vocab_size
+
+    def _controls(self, requests: Sequence[GenerateRequest], rows: list[int], device: torch.device) -> Controls:
+        mine = [requests[row] for row in rows]
+        numbers = [
+            (r.params.temperature, r.params.min_p, r.params.top_p, self._top_k(r), _uniform(r.seed, len(r.tokens)))
+            for r in mine
+        ]
+        columns = torch.tensor(numbers, dtype=torch.float64).to(device).split(1, dim=1)  # each [n, 1]
+        temperature, min_p, top_p, top_k, uniform = columns
+        pruned = min_p.float() if any(r.params.min_p for r in mine) else None
+        return Controls(temperature.float(), pruned, top_p, top_k.long(), uniform)
 
     def _report(self, raw: Tensor, rows: list[int], tokens: Tensor) -> Tensor:
         """Log-probabilities of the chosen and of the likeliest tokens: [len(rows), 1 + 2K] float64.
@@ -100,11 +101,11 @@ class Sampler:
         count = min(REPORTED, self.vocab_size)
         if not rows:
             return torch.empty(0, 1 + 2 * count, dtype=torch.float64, device=raw.device)
-        logits = raw[rows]
+        logits = _take(raw, rows)  # [m, P]
         values, ids = ranked(logits, self.vocab_size, count)  # [m, K]
-        logits = torch.cat([logits.gather(1, tokens[rows, None]), values], dim=1) - logits.logsumexp(1, keepdim=True)
-        logprobs = torch.nan_to_num_(logits, nan=LEAST_LOGPROB, neginf=LEAST_LOGPROB).clamp_(min=LEAST_LOGPROB)
-        return torch.cat([logprobs.double(), ids.double()], dim=1)
+        shown = torch.cat([logits.gather(1, tokens[rows, None]), values], dim=1)  # [m, 1 + K]
+        logprobs = torch.nan_to_num_(shown - logits.logsumexp(1, keepdim=True), nan=LEAST_LOGPROB)
+        return torch.cat([logprobs.clamp_(min=LEAST_LOGPROB).double(), ids.double()], dim=1)
 
 
 def _uniform(seed: int, position: int) -> float:
@@ -113,19 +114,22 @@ def _uniform(seed: int, position: int) -> float:
     return float(bits >> 11) * 2.0**-53
 
 
-def _to_host(
-    tokens: Tensor, settled: Tensor, reports: Tensor
-) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64], npt.NDArray[np.float64]]:
+def _take(table: Tensor, rows: list[int]) -> Tensor:
+    """The given rows, in order; the table itself where that is all of them."""
+    return table[rows] if len(rows) < len(table) else table
+
+
+def _to_host(tokens: Tensor, sure: Tensor, reports: Tensor) -> tuple[Floats, Floats, Floats]:
     """One transfer for all three: everything as float64, which holds ids exactly."""
-    flat = torch.cat([tokens.double(), settled.double(), reports.flatten()]).cpu().numpy()
-    chosen, sure, rest = np.split(flat, [len(tokens), len(tokens) + len(settled)])
-    return chosen, sure, rest.reshape(reports.shape)
+    flat = torch.cat([tokens.double(), sure.double(), reports.flatten()]).cpu().numpy()
+    chosen, settled, rest = np.split(flat, [len(tokens), len(tokens) + len(sure)])
+    return chosen, settled, rest.reshape(reports.shape)
 
 
-def _entry(request: GenerateRequest, token: int, report: npt.NDArray[np.float64] | None) -> TokenLogprobs:
+def _entry(request: GenerateRequest, token: int, report: Floats | None) -> TokenLogprobs:
     if report is None:
         return TokenLogprobs(token, 0.0, ())
     values, ids = np.split(report[1:], 2)
-    wanted = min(request.params.logprobs or 0, len(ids))
+    wanted = request.params.logprobs or 0
     top = tuple((int(i), float(value)) for i, value in zip(ids[:wanted], values[:wanted], strict=True))
     return TokenLogprobs(token, float(report[0]), top)

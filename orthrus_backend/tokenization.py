@@ -1,4 +1,4 @@
-"""Text to token ids and back: prompts, chat templates, truncation, special tokens. Knows no tensors and no scheduler."""
+"""Text to token ids and back: prompts, chat templates, truncation, special tokens. Knows no tensors, no scheduler."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ def shown(value: object) -> str:
 
 
 def one_line(error: ValidationError, sections: Container[str] = ()) -> str:
-    """All faults of a pydantic error in one line, `name: what is wrong (got value)`; names of `sections` are left out."""
+    """All faults of a pydantic error in one line, `name: fault (got value)`; names in `sections` are left out."""
     faults = []
     for fault in error.errors(include_url=False):
         name = ".".join(str(part) for part in fault["loc"] if part not in sections)

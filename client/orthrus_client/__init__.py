@@ -1,4 +1,4 @@
-"""Client of an Orthrus server. Iterative retrieval is in `orthrus_client.retrieval`, its index in `orthrus_client.index`."""
+"""Client of an Orthrus server. Iterative retrieval: `orthrus_client.retrieval` and `orthrus_client.index`."""
 
 from orthrus_client.aio import AsyncOrthrusClient
 from orthrus_client.client import OrthrusClient

@@ -53,7 +53,7 @@ class AsyncOrthrusClient:
     def stream(
         self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> AsyncGenerator[Chunk]:
-        """The same text in pieces, as they are made. It begins with the first one asked for; `aclose()` ends it early."""
+        """The same text in pieces, as they are made. Begins when the first is asked for; `aclose()` ends it early."""
         return self._run(prompt, sampling, stream=True, timeout=timeout)
 
     async def chat(

@@ -55,7 +55,7 @@ class OrthrusClient:
         return Generation.join(self._run(prompt, sampling, stream=False, timeout=timeout))
 
     def stream(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generator[Chunk]:
-        """The same text in pieces, as they are made. It begins with the first one asked for; `close()` ends it early."""
+        """The same text in pieces, as they are made. Begins when the first is asked for; `close()` ends it early."""
         return self._run(prompt, sampling, stream=True, timeout=timeout)
 
     def chat(

@@ -109,4 +109,4 @@ def read_embeddings(result: Any) -> Embeddings:
 
 
 def _strings(texts: Sequence[str]) -> NDArray[np.object_]:
-    return np.array([text.encode() for text in texts], dtype=np.object_)
+    return np.array(texts, dtype=np.object_)

@@ -54,9 +54,12 @@ _BY_HTTP_STATUS: dict[int, type[OrthrusError]] = {
 }
 
 
-def grpc_error(code: grpc.StatusCode, message: str | None) -> OrthrusError:
-    """The error behind a gRPC status."""
-    return _BY_GRPC_CODE.get(code, OrthrusError)(message or code.name)
+def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
+    """The error behind a gRPC call that failed, of either of gRPC's two APIs."""
+    code: grpc.StatusCode = error.code()
+    if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
+        return deadline_error(timeout)
+    return _BY_GRPC_CODE.get(code, OrthrusError)(error.details() or code.name)
 
 
 def http_error(status: int, message: str) -> OrthrusError:

@@ -44,7 +44,7 @@ class GrpcTransport:
         try:
             response = self._stub.ModelInfer(grpc_request(EMBED, request_id, tensors), timeout=timeout)
         except grpc.RpcError as error:
-            raise grpc_error(error.code(), error.details()) from None
+            raise grpc_error(error, timeout) from None
         return read_embeddings(InferResult(response))
 
     def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> Generator[Chunk]:
@@ -54,7 +54,7 @@ class GrpcTransport:
             for message in call:
                 yield _chunk(message)
         except grpc.RpcError as error:
-            raise grpc_error(error.code(), error.details()) from None
+            raise grpc_error(error, timeout) from None
         finally:
             call.cancel()
 
@@ -86,7 +86,7 @@ class AsyncGrpcTransport:
         try:
             response = await self._stub.ModelInfer(grpc_request(EMBED, request_id, tensors), timeout=timeout)
         except grpc.RpcError as error:
-            raise grpc_error(error.code(), error.details()) from None
+            raise grpc_error(error, timeout) from None
         return read_embeddings(InferResult(response))
 
     async def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> AsyncGenerator[Chunk]:
@@ -96,7 +96,7 @@ class AsyncGrpcTransport:
             async for message in call:
                 yield _chunk(message)
         except grpc.RpcError as error:
-            raise grpc_error(error.code(), error.details()) from None
+            raise grpc_error(error, timeout) from None
         finally:
             call.cancel()
 

@@ -43,5 +43,5 @@ def _attention(
     assert isinstance(layer, int)
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     spec = AttentionSpec(scale, sliding_window, softcap)
-    rows = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, dim] each
-    return step.attend(layer, *rows, spec).unsqueeze(0), None
+    query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, dim] each
+    return step.attend(layer, query, key, value, spec).unsqueeze(0), None

@@ -60,7 +60,7 @@ class ReferenceStep:
         return slots.flatten(1)[:, :longest]
 
     def _masks_for(self, window: int | None) -> tuple[list[Tensor | None], Tensor]:
-        """True where a key is seen: [length, context] for a chunk (None: plainly causal), [n, 1, longest] for decodes."""
+        """True where a key is seen: [length, context] of a chunk (None: plainly causal), [n, 1, longest] of decodes."""
         if window not in self._masks:
             chunks = [self._chunk_mask(rows, window) for rows in self._batch.chunks]
             decodes = torch.empty(0)
@@ -83,7 +83,7 @@ class ReferenceStep:
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec: AttentionSpec) -> Tensor:
-    """Attention of `[b, n, heads, dim]` over `[b, m, kv_heads, dim]`; `mask` [n, m] or [b, n, m], None for causal n = m."""
+    """Attention of `[b, n, heads, dim]` over `[b, m, kv_heads, dim]`; `mask` [n, m] or [b, n, m]; None: causal."""
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if mask is not None and mask.dim() == 3:
         mask = mask[:, None]  # [b, 1, n, m]: the same for all heads

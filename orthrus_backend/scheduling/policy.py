@@ -23,7 +23,7 @@ class Policy(Protocol):
     """Decides whose turn it is."""
 
     def begin(self, queued: frozenset[Kind], running: bool) -> frozenset[Kind]:
-        """A step begins; `queued` kinds wait, and generations may be running. Returns the kinds that may share it."""
+        """A step begins: `queued` kinds wait, generations may run. Returns the kinds that may enter."""
 
     def choose(self, open_queues: Mapping[Kind, Backlog]) -> Kind:
         """Give the next turn to one of the queues that can use it; at least one can."""

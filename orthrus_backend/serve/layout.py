@@ -1,4 +1,4 @@
-"""Lays out what tritonserver reads: the backend directory, and a copy of the model repository with parameters filled in.
+"""Lays out what tritonserver reads: the backend directory, and a copy of the model repository with parameters set.
 
 Does not know what the parameters mean.
 """
@@ -54,7 +54,8 @@ def fill_in(config_file: Path, parameters: Mapping[str, str], instances: int) ->
     config = text_format.Parse(config_file.read_text(encoding="utf-8"), ModelConfig())
     for name, value in parameters.items():
         if name not in config.parameters:
-            raise ValueError(f"{config_file.parent.name} has no parameter {name!r}; it has {', '.join(config.parameters)}")
+            known = ", ".join(sorted(config.parameters))
+            raise ValueError(f"{config_file.parent.name} has no parameter {name!r}; it has {known}")
         config.parameters[name].string_value = value
     config.instance_group[0].count = instances
     config_file.write_text(text_format.MessageToString(config), encoding="utf-8")

@@ -10,9 +10,9 @@ import os
 import signal
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO
 
 import psutil
@@ -37,13 +37,14 @@ class TritonProcess:
         self._name = name
         self._stop_by: float | None = None
         self._stubs: list[psutil.Process] = []
+        self._closed = False
         self._child = subprocess.Popen(
             [*command, f"--id={name}"],
             env=dict(environment),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C in a terminal reaches this process only, which then stops the server in order
+            start_new_session=True,  # Ctrl-C reaches this process only, which then stops the server in order
             preexec_fn=_dies_with_parent(),
         )
 
@@ -90,9 +91,9 @@ class TritonProcess:
         while self._child.poll() is None:
             if self._stop_by is not None and time.monotonic() > self._stop_by:
                 raise ServerError("tritonserver did not finish in time and was killed")
-            if not self.stopping and (dead := [stub.pid for stub in self._stubs if not _lives(stub)]):
-                # Triton neither restarts a stub nor reports it, see triton-inference-server/server issues
-                raise ServerError(f"a model process of tritonserver died (process id {dead[0]}): it cannot answer any more")
+            if not self.stopping and not all(map(_lives, self._stubs)):
+                # Triton does not restart a stub, and 2.51 goes on saying that it is ready.
+                raise ServerError("a model process of tritonserver died, so it cannot answer any more")
             time.sleep(POLL_SECONDS)
         if not self.stopping:
             raise ServerError(f"tritonserver ended by itself ({_ending(self._child.returncode)})")
@@ -101,14 +102,14 @@ class TritonProcess:
 
     def close(self) -> None:
         """End whatever is left of the server and its stubs."""
-        self._kill_group()
-        self._child.wait()
+        if not self._closed:
+            self._kill_group()
+            self._child.wait()
+            self._closed = True
 
     def _kill_group(self) -> None:
-        try:
+        with suppress(ProcessLookupError):
             os.killpg(self._child.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass
 
     def _ready(self) -> bool:
         try:

@@ -42,8 +42,9 @@ class ServerLog:
 
 def failure(line: str) -> str:
     """The reason in a line of tritonserver's log that says why it cannot start; empty for any other line."""
+    # E1130 10:41:06.355068 7512 model_lifecycle.cc:642] "failed to load 'orthrus' version 1: Internal: ..."
     _, load_failed, reason = line.partition(' "failed to load ')
-    if load_failed:  # E1130 10:41:06.355068 7512 model_lifecycle.cc:642] "failed to load 'orthrus' version 1: Internal: ...
+    if load_failed:
         return "failed to load " + reason.removesuffix('"').split("\\n\\nAt:")[0].replace("\\n", "\n").strip()
     _, start_failed, reason = line.partition(' "failed to start ')
     return "failed to start " + reason.rstrip('" ') if start_failed else ""

@@ -3,7 +3,6 @@
 import math
 import os
 import signal
-import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -12,7 +11,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from tqdm import tqdm
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from orthrus_backend.serve.layout import Layout, lay_out
 from orthrus_backend.serve.ports import Endpoints
@@ -66,7 +66,7 @@ class Session:
                     server.close()
 
     def _arguments(self, layout: Layout, gpu: bool) -> list[str]:
-        arguments = {
+        arguments: dict[str, object] = {
             "model-repository": layout.models,
             "backend-directory": layout.backends,
             "exit-timeout-secs": math.ceil(self.drain_timeout + STOP_SECONDS),
@@ -79,7 +79,11 @@ class Session:
         for protocol, address in self.endpoints.as_dict().items():
             host, _, port = address.rpartition(":")
             arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
-        return [f"--{key}={str(value).lower() if isinstance(value, bool) else value}" for key, value in arguments.items()]
+        return [f"--{name}={_written(value)}" for name, value in arguments.items()]
+
+
+def _written(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 @contextmanager
@@ -111,7 +115,7 @@ def _stoppable() -> Iterator[Callable[[Callable[[], None]], None]]:
 @contextmanager
 def _elapsed(label: str) -> Iterator[None]:
     """Show on a terminal that something takes its time, and how long it has."""
-    form = "{desc} {elapsed}"
-    with tqdm(desc=label, bar_format=form, leave=False, disable=not sys.stderr.isatty()) as bar:
-        bar.refresh()
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        progress.add_task(label, total=None)
         yield

@@ -79,8 +79,7 @@ class Trace:
         )
         requests: list[Request] = []
         for _ in range(rng.randint(20, 60)):
-            for _ in range(rng.choice([0, 0, 1, 2, 5])):
-                requests.append(self._arrive(rng, sched, twin, capacity))
+            requests += [self._arrive(rng, sched, twin, capacity) for _ in range(rng.choice([0, 0, 1, 2, 5]))]
             if requests and rng.random() < 0.1:
                 victim = rng.choice(requests)
                 sched.end(victim, Outcome.CANCELLED)
@@ -243,19 +242,20 @@ def test_preemption_forgets_the_pooling_state() -> None:
     long_text = embed(24)
     sched.add(long_text)
     while sched.preemptions == 0:
-        assert sched.has_work and long_text.outcome is None
+        assert long_text.outcome is None
         computed = long_text.computed
         plan = sched.schedule(0.0)
         if sched.preemptions == 0:
             sched.commit(plan, result_for(plan), 0.0)
-    assert computed > 16 and long_text.computed == 0 and long_text.pool is None and not long_text.blocks
+    assert computed > 16
+    assert (long_text.computed, long_text.pool, long_text.blocks) == (0, None, [])
     sched.commit(plan, result_for(plan), 0.0)
     while sched.has_work:
         run_step(sched)
     assert long_text.outcome is Outcome.EMBEDDED
 
 
-@pytest.mark.parametrize("tokens,max_tokens", [(129, 1), (120, 100)])
+@pytest.mark.parametrize(("tokens", "max_tokens"), [(129, 1), (120, 100)])
 def test_what_never_fits_is_refused_and_the_next_one_runs(tokens: int, max_tokens: int) -> None:
     sched = scheduler(num_blocks=8, block_size=16)
     with pytest.raises(ValueError, match=f"prompt {tokens} .*max_tokens {max_tokens}.*limit is 128"):
@@ -274,12 +274,14 @@ def test_cancelling_gives_all_blocks_back_wherever_a_request_stands() -> None:
         sched.add(request)
     run_step(sched)
     run_step(sched)
-    assert decoding.produced and 0 < chunked.computed < 200
+    assert decoding.produced
+    assert 0 < chunked.computed < 200
     for request in (decoding, waiting, chunked):
         assert sched.end(request, Outcome.CANCELLED) is not None
         assert sched.end(request, Outcome.CANCELLED) is None
         sched.check_integrity()
-    assert sched.pool.used == 0 and not sched.has_work
+    assert sched.pool.used == 0
+    assert not sched.has_work
 
 
 def test_expected_output_counts_where_asked_for() -> None:

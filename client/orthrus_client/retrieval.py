@@ -1,0 +1,140 @@
+"""`IterativeRetriever`: answers a question in rounds of retrieve and generate. Knows no protocol and no index format.
+
+Iter-RetGen (Shao et al. 2023, "Enhancing Retrieval-Augmented Large Language Models with Iterative Retrieval-Generation
+Synergy"): the query of the first round is the question, that of round t is the question followed by the answer of round
+t - 1. What a first answer names then finds the documents that the question alone does not lead to.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from orthrus_client.aio import AsyncOrthrusClient
+from orthrus_client.index import Document, Hit
+from orthrus_client.options import EmbedOptions, Message, Sampling
+from orthrus_client.results import Generation
+
+
+class Index(Protocol):
+    """What is searched: `orthrus_client.index.DocumentIndex`, or anything with its `search`."""
+
+    def search(self, query: NDArray[np.float32], top_k: int, /) -> Sequence[Hit]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One round for one question. Times are in seconds."""
+
+    round: int  # from 1
+    question: str
+    query: str
+    hits: tuple[Hit, ...]
+    answer: Generation
+    embed_seconds: float
+    search_seconds: float
+    generate_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What a question came to, and how."""
+
+    question: str
+    text: str
+    steps: tuple[Step, ...]
+
+
+Prompt = Callable[[str, Sequence[Document]], Sequence[Message]]
+
+
+def default_prompt(question: str, documents: Sequence[Document]) -> Sequence[Message]:
+    """A chat that asks for a short answer to `question` from `documents` alone."""
+    facts = "\n".join(f"- {document.text}" for document in documents)
+    return [
+        {
+            "role": "system",
+            "content": "Answer the question in one or two sentences. Use only the facts that are given.",
+        },
+        {"role": "user", "content": f"Facts:\n{facts}\n\nQuestion: {question}"},
+    ]
+
+
+class IterativeRetriever:
+    """Answers questions over an index, any number of them at once on one event loop."""
+
+    def __init__(
+        self,
+        client: AsyncOrthrusClient,
+        index: Index,
+        *,
+        rounds: int = 2,
+        top_k: int = 4,
+        prompt: Prompt = default_prompt,
+        sampling: Sampling | None = None,
+        embedding: EmbedOptions | None = None,
+        on_step: Callable[[Step], None] | None = None,
+    ) -> None:
+        """Prepares a retriever; `embedding` has to be what the index was made with.
+
+        Args:
+            rounds: of retrieval and generation, for every question.
+            top_k: documents per round.
+            prompt: makes the messages of a round from the question and the documents, best first.
+            sampling: by default greedy, 64 tokens.
+            on_step: is called after every round, on the event loop: it has to be quick.
+
+        Raises:
+            ValueError: `rounds` or `top_k` is less than 1.
+        """
+        for name, value in (("rounds", rounds), ("top_k", top_k)):
+            if value < 1:
+                raise ValueError(f"{name} is at least 1, not {value}")
+        self._client = client
+        self._index = index
+        self._rounds = rounds
+        self._top_k = top_k
+        self._prompt = prompt
+        self._sampling: Sampling = {"max_tokens": 64, "temperature": 0.0} if sampling is None else sampling
+        self._embedding: EmbedOptions = embedding or {}
+        self._on_step = on_step
+
+    async def ask(self, question: str, *, timeout: float | None = None) -> Answer:
+        """The answer to `question`; `timeout`, in seconds, is for each call to the server. Raises `OrthrusError`."""
+        steps: list[Step] = []
+        for _ in range(self._rounds):
+            query = f"{question} {steps[-1].answer.text.strip()}" if steps else question
+            steps.append(await self._step(len(steps) + 1, question, query, timeout))
+            if self._on_step is not None:
+                self._on_step(steps[-1])
+        return Answer(question, steps[-1].answer.text.strip(), tuple(steps))
+
+    async def ask_all(self, questions: Sequence[str], *, timeout: float | None = None) -> list[Answer]:
+        """The answers to all `questions`, asked at once, in their order. The first failure cancels the others."""
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(self.ask(question, timeout=timeout)) for question in questions]
+        return [task.result() for task in tasks]
+
+    async def _step(self, number: int, question: str, query: str, timeout: float | None) -> Step:
+        started = time.perf_counter()
+        vectors = await self._client.embed(query, timeout=timeout, **self._embedding)
+        embedded = time.perf_counter()
+        hits = await asyncio.to_thread(self._index.search, vectors[0], self._top_k)  # a large index takes its time
+        searched = time.perf_counter()
+        messages = self._prompt(question, [hit.document for hit in hits])
+        answer = await self._client.chat(messages, timeout=timeout, **self._sampling)
+        finished = time.perf_counter()
+        return Step(
+            round=number,
+            question=question,
+            query=query,
+            hits=tuple(hits),
+            answer=answer,
+            embed_seconds=embedded - started,
+            search_seconds=searched - embedded,
+            generate_seconds=finished - searched,
+        )

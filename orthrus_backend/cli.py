@@ -1,0 +1,238 @@
+"""The command line: reads options and starts what they ask for. Results go to stdout, all else to stderr."""
+
+import json
+import os
+from importlib.metadata import version as package_version
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+from orthrus_backend.config import EngineSettings, PolicyName
+from orthrus_backend.default_model import ModelFetchError, ensure_default_model
+from orthrus_backend.serve.options import adapters_parameter, model_parameter, settings_parameters
+from orthrus_backend.serve.ports import choose_endpoints
+from orthrus_backend.serve.process import ServerError
+from orthrus_backend.serve.session import LogLevel, Session
+
+app = typer.Typer(
+    name="orthrus",
+    help="Embeddings and generation from one backbone, in one batch, behind NVIDIA Triton.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+DEFAULTS = EngineSettings()
+WHAT, STEP, MACHINE, SERVER = "What is served", "How a step is filled", "What it may use", "The server"
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"orthrus {package_version('orthrus-backend')}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Embeddings and generation from one backbone, in one batch, behind NVIDIA Triton."""
+
+
+@app.command("fetch-model")
+def fetch_model() -> None:
+    """Fetch and convert the default model if it is not there yet; print its folder.
+
+    It is kept below ORTHRUS_CACHE, or in your cache folder when that is not set.
+    """
+    try:
+        typer.echo(ensure_default_model())
+    except ModelFetchError as error:
+        _fail(str(error))
+
+
+@app.command()
+def serve(
+    model: Annotated[
+        str,
+        typer.Option(
+            help="A Hugging Face folder, a .gguf file, or a hub id such as Qwen/Qwen3-0.6B (safetensors or GGUF only).",
+            show_default="SmolLM2-135M-Instruct, fetched once",
+            rich_help_panel=WHAT,
+        ),
+    ] = "",
+    dtype: Annotated[
+        Literal["auto", "float32", "bfloat16", "float16"],
+        typer.Option(
+            help="Number format of weights and arithmetic; auto: bfloat16 where the processor is fast at it.",
+            rich_help_panel=WHAT,
+        ),
+    ] = "auto",
+    adapter: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=PATH",
+            help="A LoRA adapter (PEFT folder), which requests then ask for by NAME. May be repeated.",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    max_model_len: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="Tokens of prompt and output together, at most.",
+            show_default="the model's own limit",
+            rich_help_panel=WHAT,
+        ),
+    ] = None,
+    policy: Annotated[
+        PolicyName,
+        typer.Option(
+            help="ibs: embeddings and generations share each step by their outstanding work. fcfs: they share it in"
+            " order of arrival. homogeneous: a step holds one kind only, by turns.",
+            rich_help_panel=STEP,
+        ),
+    ] = DEFAULTS.scheduler.policy,
+    token_budget: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Tokens computed in one step, at most. More: higher throughput; fewer: steadier streams.",
+            rich_help_panel=STEP,
+        ),
+    ] = DEFAULTS.scheduler.token_budget,
+    chunk_size: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            help="Tokens that one turn gives to one request, at most; longer texts take several. 0: the token budget.",
+            rich_help_panel=STEP,
+        ),
+    ] = DEFAULTS.scheduler.chunk_size,
+    max_running: Annotated[
+        int,
+        typer.Option(
+            min=1, help="Generations that decode at once, at most; below the token budget.", rich_help_panel=STEP
+        ),
+    ] = DEFAULTS.scheduler.max_running,
+    device: Annotated[
+        str,
+        typer.Option(
+            metavar="auto|cpu|cuda",
+            help="auto: every GPU there is, one engine each; else the CPU.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = "auto",
+    kv_memory: Annotated[
+        str,
+        typer.Option(
+            metavar="SIZE|auto",
+            help="Memory for keys and values of each instance, such as 512MiB or 4GiB. auto: by what is free.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = "auto",
+    instances: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            help="Engines for each GPU, or on the CPU. Each holds the weights once.",
+            rich_help_panel=MACHINE,
+        ),
+    ] = 1,
+    threads: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            help="CPU threads of one instance.",
+            show_default="the cores, divided by the instances",
+            rich_help_panel=MACHINE,
+        ),
+    ] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen on. Triton asks nobody for a password: think twice about any other than 127.0.0.1.",
+            rich_help_panel=SERVER,
+        ),
+    ] = "127.0.0.1",
+    http_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="HTTP port; 0: a free one.", rich_help_panel=SERVER)
+    ] = 8000,
+    grpc_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="gRPC port; 0: a free one.", rich_help_panel=SERVER)
+    ] = 8001,
+    metrics_port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Prometheus port; 0: a free one.", rich_help_panel=SERVER)
+    ] = 8002,
+    start_timeout: Annotated[
+        float, typer.Option(min=1, help="Seconds until the server must be ready.", rich_help_panel=SERVER)
+    ] = 900.0,
+    drain_timeout: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds that running requests get to finish at the end.", rich_help_panel=SERVER),
+    ] = DEFAULTS.drain_timeout,
+    log_level: Annotated[
+        LogLevel, typer.Option(help="What of Triton's log to show.", rich_help_panel=SERVER)
+    ] = "warning",
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Any other parameter that model_repository/orthrus/config.pbtxt describes. May be repeated.",
+            rich_help_panel=SERVER,
+        ),
+    ] = None,
+) -> None:
+    """Serve a model until Ctrl-C or SIGTERM.
+
+    When the server is ready, one line of JSON on stdout gives its addresses: {"http": "127.0.0.1:8000", "grpc": "...",
+    "metrics": "..."}. All else goes to stderr.
+
+    Exit status: 0 after a clean stop; 1 when the server did not start, died or had to be killed; 2 when an option is
+    wrong.
+    """
+    try:
+        parameters = {
+            "dtype": dtype,
+            "device": device,
+            "adapters": adapters_parameter(adapter or []),
+            "policy": policy,
+            "token_budget": str(token_budget),
+            "chunk_size": str(chunk_size),
+            "max_running": str(max_running),
+            "kv_memory": kv_memory,
+            "max_model_len": str(max_model_len or ""),
+            "threads": str(threads or (_cores() // instances or 1 if instances > 1 else "")),
+            "drain_timeout": str(drain_timeout),
+            **settings_parameters(setting or []),
+        }
+        EngineSettings.from_parameters(parameters)  # so that a fault shows now, not when the server is up
+        parameters["model"] = model_parameter(model)
+        endpoints = choose_endpoints(host, http=http_port, grpc=grpc_port, metrics=metrics_port)
+    except ValueError as error:
+        _fail(str(error), status=2)
+    session = Session(parameters, instances, endpoints, drain_timeout, start_timeout, log_level)
+
+    def announce() -> None:
+        typer.echo(json.dumps(endpoints.as_dict()))
+        for protocol, address in endpoints.as_dict().items():
+            typer.echo(f"{protocol:>8}  {address}", err=True)
+        typer.echo("Ready. Ctrl-C stops the server.", err=True)
+
+    try:
+        parameters["model"] = parameters["model"] or str(ensure_default_model())
+        session.run(announce)
+    except (ModelFetchError, ServerError, RuntimeError) as error:
+        _fail(str(error))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _fail(message: str, status: int = 1) -> NoReturn:
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(status)

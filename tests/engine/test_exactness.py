@@ -1,0 +1,141 @@
+"""Every answer is the one that the model's own code gives to the request alone, whatever shares the batch."""
+
+import numpy as np
+import pytest
+import torch
+
+from orthrus_backend.model import Backbone
+from tests.engine.tiny import Bench, backbone, configs, embed, generate, random_ids
+
+FAMILIES = sorted(configs())
+
+
+@torch.inference_mode()
+def plain_hidden(model: Backbone, ids: list[int]) -> torch.Tensor:
+    """Last hidden states of the model's own eager code: [n, d]."""
+    model.model.set_attn_implementation("eager")
+    hidden = model.model.base_model(torch.tensor([ids]), use_cache=False).last_hidden_state[0]
+    model.model.set_attn_implementation("orthrus")
+    return hidden
+
+
+@torch.inference_mode()
+def plain_greedy(model: Backbone, ids: list[int], tokens: int) -> list[int]:
+    """Greedy continuation by running the whole sequence anew for every token."""
+    model.model.set_attn_implementation("eager")
+    sequence = list(ids)
+    for _ in range(tokens):
+        sequence.append(int(model.model(torch.tensor([sequence]), use_cache=False).logits[0, -1].argmax()))
+    model.model.set_attn_implementation("orthrus")
+    return sequence[len(ids) :]
+
+
+def plain_pool(hidden: torch.Tensor, pooling: str) -> np.ndarray:
+    positions = torch.arange(1, len(hidden) + 1)[:, None]
+    pooled = {
+        "mean": hidden.mean(0),
+        "weighted_mean": (hidden * positions).sum(0) / positions.sum(),
+        "cls": hidden[0],
+        "last": hidden[-1],
+    }
+    return pooled[pooling].numpy()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_mixed_batches_equal_the_models_own_code(family: str) -> None:
+    model = backbone(family)
+    texts = [random_ids(n, seed=n) for n in (1, 7, 16, 17, 40, 61)]
+    prompts = [random_ids(n, seed=100 + n) for n in (1, 5, 15, 16, 33, 50)]
+    embeds, generates = [embed(ids) for ids in texts], [generate(ids) for ids in prompts]
+    bench = Bench(model, token_budget=24, chunk_size=9, max_running=8)
+    results = bench.run([*embeds, *generates])
+    assert "mixed" in bench.compositions
+    for request, ids in zip(embeds, texts, strict=True):
+        expected = plain_pool(plain_hidden(model, ids), "mean")
+        np.testing.assert_allclose(results[request], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    for request, ids in zip(generates, prompts, strict=True):
+        assert results[request] == plain_greedy(model, ids, 12)
+
+
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 0])
+@pytest.mark.parametrize("pooling", ["mean", "weighted_mean", "cls", "last"])
+def test_no_chunk_size_changes_a_vector(pooling: str, chunk: int) -> None:
+    model = backbone()
+    texts = [random_ids(n, seed=n) for n in (1, 16, 100, 128)]
+    requests = [embed(ids, pooling) for ids in texts]
+    bench = Bench(model, token_budget=max(chunk, 2) if chunk else 256, chunk_size=chunk, max_running=1)
+    results = bench.run(requests)
+    for request, ids in zip(requests, texts, strict=True):
+        expected = plain_pool(plain_hidden(model, ids), pooling)
+        np.testing.assert_allclose(results[request], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33])
+def test_block_borders_make_no_difference(length: int) -> None:
+    model, bench = backbone(), Bench(backbone())
+    ids = random_ids(length, seed=length)
+    twice = [generate(ids), generate(ids)]
+    results = bench.run(twice)
+    assert results[twice[0]] == results[twice[1]] == plain_greedy(model, ids, 12)
+
+
+@pytest.mark.parametrize("length", [5, 8, 9, 40])
+def test_a_sliding_window_slides_through_prefill_and_decode(length: int) -> None:
+    model = backbone("mistral")
+    ids = random_ids(length, seed=length)
+    request = generate(ids, max_tokens=20)
+    results = Bench(model, token_budget=4, chunk_size=3, max_running=2).run([request])
+    assert results[request] == plain_greedy(model, ids, 20)
+
+
+def test_preempted_requests_end_as_if_nothing_had_happened() -> None:
+    model = backbone()
+    prompts = [random_ids(20, seed=n) for n in range(4)]
+    requests = [
+        generate(prompts[0], 40),
+        generate(prompts[1], 40, temperature=0.8, seed=5),
+        generate(prompts[2], 40, repetition_penalty=1.3),
+        generate(prompts[3], 40),
+    ]
+    alone = []
+    for request in requests:
+        twin = generate(request.tokens, 40, seed=request.seed)
+        twin.params = request.params
+        alone.append(Bench(model).run([twin])[twin])
+    bench = Bench(model, num_blocks=8)
+    results = bench.run(requests)
+    assert bench.scheduler.preemptions > 0
+    assert [results[request] for request in requests] == alone
+
+
+def test_a_preempted_embedding_counts_every_token_once() -> None:
+    model = backbone()
+    ids = random_ids(100, seed=3)
+    bench = Bench(model, num_blocks=8, token_budget=17, chunk_size=16, max_running=4)
+    text = embed(ids)
+    bench.scheduler.add(text)
+    while text.computed < 48:
+        bench.step()
+    bench.scheduler._preempt(text)  # as a generation that needs its blocks would
+    bench.scheduler.check_integrity()
+    vector = None
+    computed = 0
+    while bench.scheduler.has_work:
+        before = text.computed
+        vector = next((output.vector for output in bench.step() if output.final), None)
+        computed += text.computed - before
+    assert computed == 100
+    expected = plain_pool(plain_hidden(model, ids), "mean")
+    np.testing.assert_allclose(vector, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_half_precision_is_finite_and_close(dtype: torch.dtype) -> None:
+    exact, half = backbone(), backbone(dtype=dtype)
+    ids = random_ids(90, seed=9)
+    expected = plain_pool(plain_hidden(exact, ids), "mean")
+    request = embed(ids)
+    vector = Bench(half).run([request, generate(ids)])[request]
+    assert np.isfinite(vector).all()
+    cosine = vector @ expected / np.linalg.norm(vector) / np.linalg.norm(expected)
+    assert cosine > 0.999

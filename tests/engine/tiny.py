@@ -1,0 +1,133 @@
+"""Small random models of many families, and the engine's parts put together without threads."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import models as families
+
+from orthrus_backend.adapters import AdapterSet
+from orthrus_backend.attention import hook
+from orthrus_backend.attention.backend import make_attention
+from orthrus_backend.blocks import BlockPool
+from orthrus_backend.config import SchedulerSettings
+from orthrus_backend.kv_cache import KVCache
+from orthrus_backend.model import Backbone
+from orthrus_backend.outputs import Embedded, Output, Produced
+from orthrus_backend.params import PoolingMode, SamplingParams
+from orthrus_backend.request import EmbedRequest, GenerateRequest, Request
+from orthrus_backend.runner import Runner
+from orthrus_backend.sampling import Sampler
+from orthrus_backend.scheduling.scheduler import Scheduler
+
+VOCABULARY = 199
+_SIZES: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "max_position_embeddings": 512,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+}
+_GROUPED = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
+
+
+def configs() -> dict[str, PretrainedConfig]:
+    """One tiny configuration for each family, with the features that make it different."""
+    neox = {**_SIZES, "intermediate_size": 96, "rotary_pct": 0.5}
+    return {
+        "llama": families.LlamaConfig(**_GROUPED),
+        "llama-untied": families.LlamaConfig(**_GROUPED, tie_word_embeddings=False),
+        "mistral": families.MistralConfig(**_GROUPED, sliding_window=8),
+        "qwen2": families.Qwen2Config(**_GROUPED),
+        "qwen3": families.Qwen3Config(**_GROUPED, head_dim=24),
+        "gemma2": families.Gemma2Config(**_GROUPED, head_dim=16, sliding_window=8),
+        "gemma3": families.Gemma3TextConfig(**_GROUPED, head_dim=16, sliding_window=8),
+        "phi3": families.Phi3Config(**_GROUPED),
+        "gpt2": families.GPT2Config(**_SIZES),
+        "opt": families.OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
+        "gpt_neox": families.GPTNeoXConfig(**neox),
+        "cohere": families.CohereConfig(**_GROUPED),
+        "granite": families.GraniteConfig(**_GROUPED, logits_scaling=4.0, attention_multiplier=0.1),
+    }
+
+
+def backbone(family: str = "llama", dtype: torch.dtype = torch.float32) -> Backbone:
+    """A tiny random model on the CPU. Weights are large enough for attention to matter."""
+    hook.register()
+    torch.manual_seed(0)
+    config = configs()[family]
+    config.initializer_range = 0.2
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=hook.NAME, dtype=dtype)
+    return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
+
+
+class Bench:
+    """Scheduler and runner over one backbone, stepped by hand; integrity is checked after every step."""
+
+    def __init__(self, model: Backbone, num_blocks: int = 256, **settings: Any) -> None:
+        values = {"token_budget": 64, "chunk_size": 16, "max_running": 16} | settings
+        attention = make_attention(model.device)
+        pool = BlockPool(num_blocks, attention.block_size)
+        cache = KVCache(model.layer_shapes(), num_blocks, attention.block_size, model.dtype, model.device)
+        self.adapters = AdapterSet(model.model)
+        self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool)
+        self.runner = Runner(model, attention, cache, self.adapters, Sampler(int(model.config.vocab_size)))
+        self.compositions: list[str] = []
+
+    def step(self) -> list[Output]:
+        plan = self.scheduler.schedule(0.0)
+        self.compositions.append(plan.composition)
+        outputs = self.scheduler.commit(plan, self.runner.run(plan), 0.0)
+        self.scheduler.check_integrity()
+        return outputs
+
+    def run(self, requests: Sequence[Request]) -> dict[Request, Any]:
+        """Run requests together to their ends: output ids of generations, vectors of embeddings."""
+        for request in requests:
+            self.scheduler.check_admissible(request)
+            self.scheduler.add(request)
+        results: dict[Request, Any] = {}
+        while self.scheduler.has_work:
+            for output in self.step():
+                if isinstance(output, Embedded):
+                    results[output.request] = output.vector
+                elif isinstance(output, Produced):
+                    results.setdefault(output.request, []).append(output.token.token)
+        assert self.scheduler.pool.used == 0
+        return results
+
+
+def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: str | None = None) -> EmbedRequest:
+    """An embedding that is not normalised, so that differences show."""
+    return EmbedRequest("", list(ids), adapter, 0.0, pooling=pooling, normalize=False)
+
+
+def generate(
+    ids: list[int],
+    max_tokens: int = 12,
+    adapter: str | None = None,
+    seed: int = 0,
+    stop_ids: frozenset[int] = frozenset(),
+    **params: Any,
+) -> GenerateRequest:
+    """A generation, greedy unless told otherwise."""
+    return GenerateRequest(
+        "",
+        list(ids),
+        adapter,
+        0.0,
+        params=SamplingParams.from_mapping({"temperature": 0} | params),
+        prompt_length=len(ids),
+        max_tokens=max_tokens,
+        seed=seed,
+        stop_ids=stop_ids,
+    )
+
+
+def random_ids(length: int, seed: int) -> list[int]:
+    """Token ids that are no special ones."""
+    return torch.randint(3, VOCABULARY, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
