@@ -81,7 +81,6 @@ def serve(
     max_model_len: Annotated[
         int | None,
         typer.Option(
-            min=1,
             help="Tokens of prompt and output together, at most.",
             show_default="the model's own limit",
             rich_help_panel=WHAT,
@@ -98,7 +97,6 @@ def serve(
     token_budget: Annotated[
         int,
         typer.Option(
-            min=1,
             help="Tokens computed in one step, at most. More: higher throughput; fewer: steadier streams.",
             rich_help_panel=STEP,
         ),
@@ -106,16 +104,13 @@ def serve(
     chunk_size: Annotated[
         int,
         typer.Option(
-            min=0,
             help="Tokens that one turn gives to one request, at most; longer texts take several. 0: the token budget.",
             rich_help_panel=STEP,
         ),
     ] = DEFAULTS.scheduler.chunk_size,
     max_running: Annotated[
         int,
-        typer.Option(
-            min=1, help="Generations that decode at once, at most; below the token budget.", rich_help_panel=STEP
-        ),
+        typer.Option(help="Generations that decode at once, at most; below the token budget.", rich_help_panel=STEP),
     ] = DEFAULTS.scheduler.max_running,
     device: Annotated[
         str,
@@ -136,7 +131,6 @@ def serve(
     instances: Annotated[
         int,
         typer.Option(
-            min=1,
             help="Engines for each GPU, or on the CPU. Each holds the weights once.",
             rich_help_panel=MACHINE,
         ),
@@ -144,7 +138,6 @@ def serve(
     threads: Annotated[
         int | None,
         typer.Option(
-            min=1,
             help="CPU threads of one instance.",
             show_default="the cores, divided by the instances",
             rich_help_panel=MACHINE,
@@ -157,21 +150,15 @@ def serve(
             rich_help_panel=SERVER,
         ),
     ] = "127.0.0.1",
-    http_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="HTTP port; 0: a free one.", rich_help_panel=SERVER)
-    ] = 8000,
-    grpc_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="gRPC port; 0: a free one.", rich_help_panel=SERVER)
-    ] = 8001,
-    metrics_port: Annotated[
-        int, typer.Option(min=0, max=65535, help="Prometheus port; 0: a free one.", rich_help_panel=SERVER)
-    ] = 8002,
+    http_port: Annotated[int, typer.Option(help="HTTP port; 0: a free one.", rich_help_panel=SERVER)] = 8000,
+    grpc_port: Annotated[int, typer.Option(help="gRPC port; 0: a free one.", rich_help_panel=SERVER)] = 8001,
+    metrics_port: Annotated[int, typer.Option(help="Prometheus port; 0: a free one.", rich_help_panel=SERVER)] = 8002,
     start_timeout: Annotated[
-        float, typer.Option(min=1, help="Seconds until the server must be ready.", rich_help_panel=SERVER)
+        float, typer.Option(help="Seconds until the server must be ready.", rich_help_panel=SERVER)
     ] = 900.0,
     drain_timeout: Annotated[
         float,
-        typer.Option(min=0, help="Seconds that running requests get to finish at the end.", rich_help_panel=SERVER),
+        typer.Option(help="Seconds that running requests get to finish at the end.", rich_help_panel=SERVER),
     ] = DEFAULTS.drain_timeout,
     log_level: Annotated[
         LogLevel, typer.Option(help="What of Triton's log to show.", rich_help_panel=SERVER)
@@ -195,6 +182,8 @@ def serve(
     wrong.
     """
     try:
+        if instances < 1:
+            raise ValueError(f"--instances {instances}: at least 1 is needed")
         parameters = {
             "dtype": dtype,
             "device": device,

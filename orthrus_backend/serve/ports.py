@@ -32,6 +32,8 @@ def choose_endpoints(host: str, *, http: int, grpc: int, metrics: int) -> Endpoi
             try:
                 listener.bind((host, port))
                 listener.listen()
+            except OverflowError:
+                raise ValueError(f"--{name}-port {port}: a port is a number from 0 to 65535") from None
             except OSError as error:
                 raise ValueError(f"--{name}-port {port}: cannot listen on {host}:{port}: {error.strerror}") from error
             addresses[name] = f"{host}:{listener.getsockname()[1]}"

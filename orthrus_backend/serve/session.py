@@ -79,7 +79,8 @@ class Session:
         for protocol, address in self.endpoints.as_dict().items():
             host, _, port = address.rpartition(":")
             arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
-        return [f"--{name}={_written(value)}" for name, value in arguments.items()]
+        # The configurations are complete: without this each model is imported twice.
+        return ["--disable-auto-complete-config", *(f"--{name}={_written(value)}" for name, value in arguments.items())]
 
 
 def _written(value: object) -> str:

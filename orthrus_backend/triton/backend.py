@@ -44,12 +44,12 @@ class TritonPythonModel:
             try:
                 self._accept(request, sender)
             except ValueError as error:
-                send_error(sender, str(error), pb_utils.TritonError.INVALID_ARG)
+                send_error(sender, str(error), "INVALID_ARG")
             except EngineClosedError as error:
-                send_error(sender, str(error), pb_utils.TritonError.UNAVAILABLE)
+                send_error(sender, str(error), "UNAVAILABLE")
             except Exception as error:
                 _log.exception("a request could not be read")
-                send_error(sender, f"internal error: {error}", pb_utils.TritonError.INTERNAL)
+                send_error(sender, f"internal error: {error}", "INTERNAL")
 
     def finalize(self) -> None:
         """Finish what runs, within the time that is given for it."""

@@ -1,45 +1,43 @@
 """The face of embeddings: one request in, one response out, so that plain `infer` works over HTTP and gRPC.
 
-Asks the decoupled backend model from an asyncio loop of its own and passes its answer on. Knows nothing of embeddings.
+Asks the decoupled backend model and passes its answer on. Knows nothing of embeddings.
 """
 
-import asyncio
 import json
-import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from orthrus_backend.triton.replies import send_error
+
 _BACKEND = "orthrus"
 _OUTPUTS = ("embedding", "num_input_tokens")
+_MAX_WAITING = 512  # calls that wait for the backend at once; each one holds a sleeping thread
 
 
 class TritonPythonModel:
-    """Waits for many answers at once on one thread."""
+    """Waits for many answers at once. Triton's own asynchronous call would do the same on asyncio's few threads."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Start the loop."""
+        """Note what there is to pass on."""
         self._inputs = [tensor["name"] for tensor in json.loads(args["model_config"])["input"]]
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="orthrus-face", daemon=True)
-        self._thread.start()
+        self._waiters = ThreadPoolExecutor(_MAX_WAITING, thread_name_prefix="orthrus-face")
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Pass requests on; their answers come later."""
         for request in requests:
-            forwarded = self._forwarded(request)
-            asyncio.run_coroutine_threadsafe(self._answer(forwarded, request.get_response_sender()), self._loop)
+            self._waiters.submit(self._answer, self._forwarded(request), request.get_response_sender())
 
     def finalize(self) -> None:
-        """Stop the loop."""
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
+        """Wait for the answers that are still to come."""
+        self._waiters.shutdown()
 
     def _forwarded(self, request: Any) -> Any:
         tensors = [pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs]
-        task = pb_utils.Tensor("task", np.array(["embed"], dtype=np.object_))
+        task = pb_utils.Tensor("task", np.array([b"embed"], dtype=np.object_))
         return pb_utils.InferenceRequest(
             model_name=_BACKEND,
             request_id=request.request_id(),
@@ -48,17 +46,14 @@ class TritonPythonModel:
             parameters=json.loads(request.parameters() or "{}"),
         )
 
-    async def _answer(self, forwarded: Any, sender: Any) -> None:
-        answer = None
+    def _answer(self, forwarded: Any, sender: Any) -> None:
         try:
-            async for response in await forwarded.async_exec(decoupled=True):
-                if response.has_error() or response.output_tensors():
-                    answer = response
-            assert answer is not None, "the backend answered nothing"
-            if answer.has_error():
-                answer = pb_utils.InferenceResponse(error=answer.error())
+            answers = [r for r in forwarded.exec(decoupled=True) if r.has_error() or r.output_tensors()]
+            assert len(answers) == 1, f"the backend answered {len(answers)} times"
+            if answers[0].has_error():
+                response = pb_utils.InferenceResponse(error=answers[0].error())
             else:
-                answer = pb_utils.InferenceResponse(output_tensors=answer.output_tensors())
+                response = pb_utils.InferenceResponse(output_tensors=answers[0].output_tensors())
+            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
         except Exception as error:  # whatever it is, the caller must not wait for ever
-            answer = pb_utils.InferenceResponse(error=pb_utils.TritonError(f"embed failed: {error}"))
-        sender.send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+            send_error(sender, f"embed failed: {error}", "INTERNAL")

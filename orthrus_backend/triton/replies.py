@@ -5,7 +5,7 @@ All methods run on the engine's delivery thread.
 
 import json
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -15,16 +15,18 @@ from orthrus_backend.request import EmbedRequest, GenerateRequest, Outcome, Toke
 from orthrus_backend.tokenization import Tokenization
 from orthrus_backend.triton.inputs import EmbedCall, GenerateCall
 
-_ERRORS = {
-    Outcome.CANCELLED: (pb_utils.TritonError.CANCELLED, "the request was cancelled"),
-    Outcome.TIMEOUT: (pb_utils.TritonError.CANCELLED, "the request ran out of time"),
-    Outcome.FAILED: (pb_utils.TritonError.UNAVAILABLE, "the engine failed"),
+ErrorCode = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
+_ERRORS: dict[Outcome, tuple[ErrorCode, str]] = {
+    Outcome.CANCELLED: ("CANCELLED", "the request was cancelled"),
+    Outcome.TIMEOUT: ("CANCELLED", "the request ran out of time"),
+    Outcome.FAILED: ("UNAVAILABLE", "the engine failed"),
 }
 
 
-def send_error(sender: Any, message: str, code: Any) -> None:
+def send_error(sender: Any, message: str, code: ErrorCode) -> None:
     """Answer a request with an error, its only and final response."""
-    response = pb_utils.InferenceResponse(error=pb_utils.TritonError(message, code))
+    error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+    response = pb_utils.InferenceResponse(error=error)
     sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 
 

@@ -72,7 +72,9 @@ def totals(engine: Engine) -> tuple[float, float]:
 
 def test_both_kinds_are_answered_and_the_books_balance() -> None:
     engine, bench = started()
-    inboxes = send(engine, *[embed(random_ids(30, n)) for n in range(8)], *[generate(random_ids(9, n)) for n in range(8)])
+    inboxes = send(
+        engine, *[embed(random_ids(30, n)) for n in range(8)], *[generate(random_ids(9, n)) for n in range(8)]
+    )
     assert {inbox.outcome() for inbox in inboxes} == {Outcome.EMBEDDED, Outcome.LENGTH}
     engine.close()
     assert totals(engine) == (16, 16)

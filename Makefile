@@ -1,0 +1,49 @@
+# make demo    answer questions by iterative retrieval, through a real server
+# make serve   serve the default model on 127.0.0.1, ports 8000 to 8002 (ARGS="--model ..." for other options)
+# make test    run the tests (ARGS="-k name" for some of them)
+# make lint    ruff and mypy
+# make clean   remove the virtual environment and caches
+#
+# Each makes .venv first, or brings it up to date, when a project file has changed. pip's own settings apply.
+
+USABLE := import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+	$$python -c "$(USABLE)" 2>/dev/null && echo $$python && break; done)
+BIN := .venv/bin
+INSTALLED := .venv/installed
+ARGS ?=
+
+.PHONY: help demo serve test lint install clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^# \?//;/^$$/q;p' Makefile
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
+	@test -n "$(PYTHON)" || \
+		{ echo "Python 3.11, 3.12 or 3.13 with venv is needed; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --constraint requirements.lock --editable ".[dev]" --editable "./client[demo]"
+	@# On Python 3.13 it cannot be a dependency, see requirements.lock; elsewhere this does nothing.
+	$(BIN)/python -m pip install --constraint requirements.lock --no-deps nvidia-pytriton
+	@touch $@
+
+demo: $(INSTALLED)
+	$(BIN)/python client/examples/demo.py $(ARGS)
+
+serve: $(INSTALLED)
+	$(BIN)/orthrus serve $(ARGS)
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest $(ARGS)
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+clean:
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

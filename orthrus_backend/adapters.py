@@ -1,0 +1,215 @@
+"""LoRA adapters on contiguous rows of a packed batch: `y[a:b] += scale * (x[a:b] A') B'`, the base weights untouched.
+
+Responsible for loading PEFT's files, for finding the layers that they belong to, and for applying them. Nothing that an
+adapter brings is dropped in silence. Knows nothing of requests: rows are given with the name of their adapter.
+"""
+
+import re
+from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
+
+from orthrus_backend.adapter_config import AdapterConfig
+from orthrus_backend.validation import shown
+
+WEIGHTS_FILE = "adapter_model.safetensors"
+_FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB])\.weight")
+
+_LINEAR = (nn.Linear, Conv1D)
+_Sides = dict[str, Tensor]  # "A" [r, in] and "B" [out, r] of one layer
+
+Segment = tuple[str, int, int]  # adapter, first row, row after the last
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Factors:
+    """What an adapter adds to one linear layer: `x A' B'`."""
+
+    a: Tensor  # [r, in]
+    b: Tensor  # [out, r], the scale folded in
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Adapter:
+    """A loaded adapter: factors by the name of their layer in the served model."""
+
+    name: str
+    layers: Mapping[str, Factors]
+
+
+def load_adapter(name: str, path: Path, model: nn.Module, dtype: torch.dtype, device: torch.device | str) -> Adapter:
+    """Load a folder that PEFT saved, from the bare base model or from one with a head.
+
+    Args:
+        name: what requests call it.
+        path: the folder with `adapter_config.json` and `adapter_model.safetensors`.
+        model: the Hugging Face model that is served; only its layers' names and shapes are looked at.
+        dtype: of the factors; the model's own.
+        device: of the factors.
+
+    Raises:
+        ValueError: a field of the configuration, a tensor or a file that cannot be honoured; the message names it.
+    """
+    try:
+        layers = _match_layers(AdapterConfig.read(path), model, _read_factors(path))
+    except ValueError as error:
+        raise ValueError(f"adapter {shown(name)}: {error}") from error
+    return Adapter(name, {layer: Factors(f.a.to(device, dtype), f.b.to(device, dtype)) for layer, f in layers.items()})
+
+
+class AdapterSet:
+    """The adapters of one model, applied by forward hooks on the layers that any of them targets.
+
+    Belongs to the thread that runs the model.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._adapters: dict[str, Adapter] = {}
+        self._hooks: dict[str, RemovableHandle] = {}
+        self._segments: list[tuple[Mapping[str, Factors], int, int]] = []
+
+    @property
+    def names(self) -> KeysView[str]:
+        """Names of the loaded adapters; a live view."""
+        return self._adapters.keys()
+
+    def add(self, adapter: Adapter) -> None:
+        """Make an adapter usable.
+
+        Raises:
+            ValueError: its name is taken.
+        """
+        if adapter.name in self._adapters:
+            raise ValueError(f"adapter {shown(adapter.name)} is already loaded")
+        self._adapters[adapter.name] = adapter
+        for layer in adapter.layers.keys() - self._hooks.keys():
+            module = self._model.get_submodule(layer)
+            self._hooks[layer] = module.register_forward_hook(partial(self._add_to_output, layer))
+
+    def remove(self, name: str) -> None:
+        """Forget an adapter, and the hooks that no other one needs.
+
+        Raises:
+            ValueError: no adapter has this name.
+        """
+        if name not in self._adapters:
+            raise ValueError(f"unknown adapter {shown(name)}; loaded: {', '.join(sorted(self._adapters)) or 'none'}")
+        del self._adapters[name]
+        needed = {layer for adapter in self._adapters.values() for layer in adapter.layers}
+        for layer in self._hooks.keys() - needed:
+            self._hooks.pop(layer).remove()
+
+    @contextmanager
+    def active(self, segments: Sequence[Segment]) -> Iterator[None]:
+        """Apply adapters to rows of the model calls inside the block; rows that no segment names are the base's.
+
+        Args:
+            segments: (name, first row, row after the last) over the packed rows, without overlap.
+        """
+        assert not self._segments, "a step inside a step"
+        self._segments = [(self._adapters[name].layers, start, stop) for name, start, stop in segments]
+        try:
+            yield
+        finally:
+            self._segments = []
+
+    def _add_to_output(self, layer: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        for layers, start, stop in self._segments:
+            if (factors := layers.get(layer)) is not None:
+                x = inputs[0].flatten(0, -2)[start:stop]  # [n, in], of [T, in] or [1, T, in]
+                y = output.view(-1, output.shape[-1])[start:stop]  # [n, out]
+                assert len(x) == stop - start, f"{layer} saw {len(x)} of the rows {start} to {stop}"
+                y.addmm_(x @ factors.a.T, factors.b.T)
+
+
+def _read_factors(path: Path) -> dict[str, _Sides]:
+    """Tensors by module, as the file names it."""
+    file = path / WEIGHTS_FILE
+    if not file.is_file():
+        pickled = next(path.glob("adapter_model*.bin"), None)
+        hint = f"; {pickled.name} is a pickle and is not loaded, save it as safetensors" if pickled else ""
+        raise ValueError(f"{file} does not exist{hint}")
+    try:
+        tensors = load_file(file)
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"cannot read {file}: {error}") from error
+    factors: dict[str, _Sides] = {}
+    for key, tensor in tensors.items():
+        match = _FACTOR.fullmatch(key)
+        if match is None:
+            raise ValueError(f"tensor {shown(key)} is not a LoRA factor of a linear layer")
+        if not tensor.isfinite().all():
+            raise ValueError(f"tensor {shown(key)} has values that are not finite")
+        factors.setdefault(match["module"], {})[match["side"]] = tensor
+    if not factors:
+        raise ValueError(f"{file} has no tensors")
+    return factors
+
+
+def _match_layers(config: AdapterConfig, model: nn.Module, tensors: Mapping[str, _Sides]) -> dict[str, Factors]:
+    """Factors by served layer; raises where the tensors, the configuration and the model disagree."""
+    served = _served_names(model, tensors)
+    modules = dict(model.named_modules())
+    head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
+    for saved, name in served.items():
+        module = modules[name]
+        plain = isinstance(module, _LINEAR) and module is not head
+        wanted = config.selects(saved) and (plain or not config.all_linear)
+        if saved in tensors and not wanted:
+            raise ValueError(f"module {shown(saved)} has tensors, but target_modules does not select it")
+        if wanted and (not plain or "experts" in name.split(".")):
+            raise ValueError(
+                f"target_modules selects {shown(saved)}: only linear layers that see every row are adapted"
+            )
+        if wanted and saved not in tensors:
+            raise ValueError(f"module {shown(saved)} is selected by target_modules, but has no tensors")
+    layers = {}
+    for saved, sides in tensors.items():
+        if saved not in served:
+            raise ValueError(f"tensors of {shown(saved)} find no module in {type(model).__name__}")
+        width_in, width_out = _widths(modules[served[saved]])
+        rank = config.rank(saved)
+        for side, shape in (("A", (rank, width_in)), ("B", (width_out, rank))):
+            if side not in sides:
+                raise ValueError(f"tensor {saved}.lora_{side}.weight is missing")
+            if tuple(sides[side].shape) != shape:
+                raise ValueError(
+                    f"tensor {saved}.lora_{side}.weight has shape {tuple(sides[side].shape)}, expected {shape}"
+                )
+        layers[served[saved]] = Factors(sides["A"], sides["B"].float() * config.scale(saved))
+    return layers
+
+
+def _served_names(model: nn.Module, saved: Collection[str]) -> dict[str, str]:
+    """Names of the served model's modules, by the names that the model had which the adapter was saved from.
+
+    One of the two may be the bare base model, and the other the same with a head around it: whichever reading finds
+    more of the adapter's modules is right.
+    """
+    names = [name for name, _ in model.named_modules() if name]
+    around = f"{getattr(model, 'base_model_prefix', '')}."
+    readings = (
+        {name: name for name in names},
+        {name.removeprefix(around): name for name in names if name.startswith(around)},
+        {around + name: name for name in names},
+    )
+    return max(readings, key=lambda reading: len(reading.keys() & set(saved)))
+
+
+def _widths(module: nn.Module) -> tuple[int, int]:
+    """Input and output features."""
+    if isinstance(module, Conv1D):
+        return module.weight.shape[0], module.weight.shape[1]
+    assert isinstance(module, nn.Linear)
+    return module.in_features, module.out_features

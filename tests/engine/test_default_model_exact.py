@@ -1,0 +1,113 @@
+"""The default model in float32: token for token and vector for vector what Hugging Face computes, alone or mixed."""
+
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from orthrus_backend.assembly import Service, build_service
+from orthrus_backend.config import EngineSettings
+from orthrus_backend.outputs import Embedded, Output, Produced
+from orthrus_backend.params import EmbeddingParams, SamplingParams
+from orthrus_backend.request import Request
+from tests.reference import Reference, prompts, texts
+
+TOKENS = 16
+GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
+
+
+class Answer:
+    """Collects the answer to one request."""
+
+    def __init__(self) -> None:
+        self.ids: list[int] = []
+        self.text = ""
+        self.vector: Any = None
+        self.done = threading.Event()
+
+    def deliver(self, output: Output) -> None:
+        if isinstance(output, Produced):
+            self.ids.append(output.token.token)
+            self.text += output.text
+        elif isinstance(output, Embedded):
+            self.vector = output.vector
+        if output.final:
+            self.done.set()
+
+    def cancelled(self) -> bool:
+        return False
+
+
+def ask(service: Service, requests: Sequence[Request]) -> list[Answer]:
+    for request in requests:
+        request.reply = Answer()
+    service.engine.submit(requests)
+    for request in requests:
+        assert request.reply.done.wait(120)
+    return [request.reply for request in requests]
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[Service]:
+    parameters = {"dtype": "float32", "token_budget": "256", "chunk_size": "64", "kv_memory": "512MiB"}
+    service = build_service(EngineSettings.from_parameters(parameters))
+    yield service
+    service.engine.close()
+
+
+@pytest.fixture(scope="module")
+def expected(reference: Reference) -> list[list[int]]:
+    return [reference.greedy(prompt, TOKENS) for prompt in prompts()]
+
+
+def test_greedy_equals_generate_alone(service: Service, expected: list[list[int]]) -> None:
+    for prompt, ids in zip(prompts(), expected, strict=True):
+        (answer,) = ask(service, [service.intake.generate(prompt, GREEDY)])
+        assert answer.ids == ids
+        assert answer.text == service.tokenization.backend.decode(ids, skip_special_tokens=True)
+
+
+def test_everything_at_once_equals_the_reference(
+    service: Service, reference: Reference, expected: list[list[int]]
+) -> None:
+    before = service.engine.metrics.counters["orthrus_steps_total", (("composition", "mixed"),)]
+    generates = [service.intake.generate(prompt, GREEDY) for prompt in prompts()]
+    embeds = [service.intake.embed(text, EmbeddingParams()) for text in texts(50)]
+    answers = ask(service, [*embeds, *generates])
+    for answer, text in zip(answers, texts(50), strict=False):
+        np.testing.assert_allclose(answer.vector, reference.embed(text), rtol=0, atol=1e-5)
+    assert [answer.ids for answer in answers[50:]] == expected
+    assert service.engine.metrics.counters["orthrus_steps_total", (("composition", "mixed"),)] > before
+
+
+@pytest.mark.parametrize("pooling", ["mean", "weighted_mean", "cls", "last"])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 0])
+def test_no_chunk_size_changes_a_vector(reference: Reference, chunk_service: Any, pooling: str, chunk: int) -> None:
+    inputs = texts(3)
+    service = chunk_service(chunk)
+    params = EmbeddingParams.from_mapping({"pooling": pooling})
+    answers = ask(service, [service.intake.embed(text, params) for text in inputs])
+    for answer, text in zip(answers, inputs, strict=True):
+        np.testing.assert_allclose(answer.vector, reference.embed(text, pooling), rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def chunk_service() -> Iterator[Any]:
+    """A service whose steps hold one chunk; the last one is kept, since tests come ordered by chunk size."""
+    kept: dict[int, Service] = {}
+
+    def of(chunk: int) -> Service:
+        if chunk not in kept:
+            for other in kept.values():
+                other.engine.close()
+            kept.clear()
+            budget = {"token_budget": str(max(chunk, 2)), "max_running": "1"} if chunk else {}
+            parameters = {"dtype": "float32", "chunk_size": str(chunk), "kv_memory": "64MiB", **budget}
+            kept[chunk] = build_service(EngineSettings.from_parameters(parameters))
+        return kept[chunk]
+
+    yield of
+    for service in kept.values():
+        service.engine.close()

@@ -1,0 +1,65 @@
+"""The reference: the default model run by Hugging Face's own code, one request at a time, in float32."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+_TOPICS = (
+    *("The capital of France is", "Water boils at", "Once upon a time", "def fibonacci(n):", "The Gold plan covers"),
+    *(
+        "In 1969, humans",
+        "My favourite recipe needs",
+        "To train a neural network,",
+        "Die Hauptstadt von",
+        "1, 1, 2, 3, 5,",
+    ),
+)
+
+
+def prompts() -> list[str]:
+    """Twenty prompts of 3 to about 150 tokens."""
+    return [*_TOPICS, *(" ".join(_TOPICS[: n % 9 + 2]) + f" {n}. " * n for n in range(10))]
+
+
+def texts(count: int) -> list[str]:
+    """Texts to embed, of 6 to about 120 tokens."""
+    return [f"Document {n}: " + " ".join(_TOPICS[(n + k) % 10] for k in range(1 + n % 12)) for n in range(count)]
+
+
+class Reference:
+    """Hugging Face's tokenizer and model."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+    @torch.inference_mode()
+    def greedy(self, prompt: str | Sequence[int], max_tokens: int) -> list[int]:
+        """Ids that `generate` appends to a prompt."""
+        ids = self.tokenizer(prompt)["input_ids"] if isinstance(prompt, str) else list(prompt)
+        inputs = torch.tensor([ids])
+        output = self.model.generate(
+            inputs, attention_mask=torch.ones_like(inputs), max_new_tokens=max_tokens, do_sample=False
+        )
+        return output[0, len(ids) :].tolist()
+
+    def greedy_text(self, prompt: str, max_tokens: int) -> str:
+        """The same as text."""
+        return self.tokenizer.decode(self.greedy(prompt, max_tokens), skip_special_tokens=True)
+
+    @torch.inference_mode()
+    def embed(self, text: str, pooling: str = "mean") -> np.ndarray:
+        """Pooled last hidden states, normalised: [D]."""
+        ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
+        hidden = self.model.base_model(ids).last_hidden_state[0]  # [n, d]
+        weights = torch.arange(1, len(hidden) + 1, dtype=torch.float32)[:, None]
+        pooled = {
+            "mean": hidden.mean(0),
+            "weighted_mean": (hidden * weights).sum(0) / weights.sum(),
+            "cls": hidden[0],
+            "last": hidden[-1],
+        }[pooling]
+        return (pooled / pooled.norm()).numpy()

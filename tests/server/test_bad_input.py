@@ -1,0 +1,103 @@
+"""A caller's fault gives a client error that names it, and the next request works."""
+
+import json
+import re
+from typing import Any
+
+import numpy as np
+import pytest
+import requests
+import tritonclient.grpc as grpc_client
+from tritonclient.utils import InferenceServerException
+
+from tests.conftest import RunningServer
+
+GENERATE_FAULTS: list[tuple[dict[str, Any], str]] = [
+    ({"text_input": "Hi", "temprature": 0.5}, "temprature"),
+    ({"text_input": "Hi", "sampling_parameters": '{"temprature": 1}'}, "temprature"),
+    ({"text_input": "Hi", "sampling_parameters": '{"temperature": -1}'}, "temperature.*-1"),
+    ({"text_input": "Hi", "sampling_parameters": "[1, 2]"}, "JSON object"),
+    ({"text_input": "Hi", "sampling_parameters": "{"}, "not valid JSON"),
+    ({"text_input": "Hi", "max_tokens": 0}, "max_tokens.*0"),
+    ({"text_input": "Hi", "max_tokens": 9000}, "9000.*limit of 8192"),
+    ({"text_input": ""}, "empty"),
+    ({"text_input": "word " * 9000}, "9.*8192"),
+    ({"text_input": "x" * 5_000_000}, "limit"),
+    ({"text_input": ["a", "b"]}, "one prompt.*2|shape"),
+    ({}, "text_input"),
+    ({"text_input": "Hi", "adapter": "nobody"}, "nobody"),
+    ({"text_input": "Hi", "sampling_parameters": '{"stop_token_ids": [99999999]}'}, "99999999"),
+    ({"text_input": "Hi", "sampling_parameters": '{"logit_bias": {"99999999": 1}}'}, "99999999"),
+    ({"text_input": "Hi", "sampling_parameters": '{"n": 2}'}, "n: .*2"),
+    ({"messages": '[{"role": "user"'}, "not valid JSON"),
+    ({"messages": '["hello"]'}, "messages"),
+    ({"text_input": "Hi", "messages": '[{"role": "user", "content": "Hi"}]'}, "exactly one"),
+    ({"text_input": "a \ud800 surrogate"}, "Unicode|UTF-8|encoding|surrogate"),
+    ({"text_input": 5}, "text_input"),
+]
+
+EMBED_FAULTS: list[tuple[list[bytes], dict[str, Any] | str, str]] = [
+    ([b""], {}, "empty"),
+    ([], {}, "text|shape|element"),
+    ([b"fine", b"", b"fine"], {}, "text 1.*empty"),
+    ([b"\xff\xfe"], {}, "UTF-8"),
+    ([b"word " * 9000], {}, "9.*8192.*truncate"),
+    ([b"Hi"], {"poling": "mean"}, "poling"),
+    ([b"Hi"], {"pooling": "max"}, "pooling.*max"),
+    ([b"Hi"], {"dimensions": 0}, "dimensions.*0"),
+    ([b"Hi"], {"dimensions": 577}, "577.*576"),
+    ([b"Hi"], {"prompt_name": "query"}, "query"),
+    ([b"Hi"], {"adapter": "nobody"}, "nobody"),
+    ([b"Hi"], "nonsense", "not valid JSON"),
+]
+
+
+def still_serves(server: RunningServer) -> None:
+    body = {"text_input": "Hello", "max_tokens": 2, "temperature": 0}
+    answer = requests.post(f"http://{server.http}/v2/models/generate/generate", json=body, timeout=60)
+    assert answer.status_code == 200, answer.text
+
+
+@pytest.mark.parametrize(("body", "named"), GENERATE_FAULTS, ids=lambda value: str(value)[:50])
+@pytest.mark.parametrize("path", ["generate", "generate_stream"])
+def test_a_bad_generation_is_refused_by_name(
+    server: RunningServer, body: dict[str, Any], named: str, path: str
+) -> None:
+    data = json.dumps(body)  # ascii, so that a lone surrogate reaches the server as an escape
+    answer = requests.post(f"http://{server.http}/v2/models/generate/{path}", data=data, timeout=60)
+    assert answer.status_code == 400 or (path == "generate_stream" and "error" in answer.text), answer.text
+    assert_names(answer.text, named)
+    still_serves(server)
+
+
+@pytest.mark.parametrize(("inputs", "parameters", "named"), EMBED_FAULTS, ids=lambda value: str(value)[:50])
+def test_a_bad_embedding_is_refused_by_name(
+    server: RunningServer, inputs: list[bytes], parameters: dict[str, Any] | str, named: str
+) -> None:
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        tensors = [grpc_client.InferInput("text_input", [len(inputs)], "BYTES")]
+        tensors[0].set_data_from_numpy(np.array(inputs, dtype=np.object_))
+        document = parameters if isinstance(parameters, str) else json.dumps(parameters)
+        tensors.append(grpc_client.InferInput("embedding_parameters", [1], "BYTES"))
+        tensors[1].set_data_from_numpy(np.array([document], dtype=np.object_))
+        with pytest.raises(InferenceServerException) as caught:
+            client.infer("embed", tensors)
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    assert_names(caught.value.message(), named)
+    still_serves(server)
+
+
+@pytest.mark.parametrize(("shape", "kind"), [([1, 2], "BYTES"), ([2], "INT32")])
+def test_a_wrong_shape_or_type_is_refused(server: RunningServer, shape: list[int], kind: str) -> None:
+    array = np.full(shape, b"x", dtype=np.object_) if kind == "BYTES" else np.ones(shape, dtype=np.int32)
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        tensor = grpc_client.InferInput("text_input", shape, kind)
+        tensor.set_data_from_numpy(array)
+        with pytest.raises(InferenceServerException, match="text_input"):
+            client.infer("embed", [tensor])
+    still_serves(server)
+
+
+def assert_names(message: str, pattern: str) -> None:
+
+    assert re.search(pattern, message, re.DOTALL), f"{message!r} does not name {pattern!r}"

@@ -1,0 +1,187 @@
+"""`orthrus serve`: options, layout, and the life of the server process, with a real tritonserver."""
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from google.protobuf import text_format
+from tritonclient.grpc.model_config_pb2 import ModelConfig
+from typer.testing import CliRunner
+
+from orthrus_backend.cli import app
+from orthrus_backend.serve.layout import fill_in, lay_out, model_repository
+from orthrus_backend.serve.options import adapters_parameter, model_parameter
+from orthrus_backend.serve.ports import choose_endpoints
+from orthrus_backend.serve.server_log import failure
+from orthrus_backend.serve.triton_binary import find_triton
+from tests.serving import Server, left_over, orthrus_serve, running
+
+
+@pytest.fixture
+def echo(tmp_path: Path) -> Iterator[Server]:
+    """A server of its own for each test, with a small model."""
+    (tmp_path / "tmp").mkdir()
+    command = [sys.executable, "-m", "tests.echo_server", str(tmp_path / "models")]
+    with running(command, tmp_path / "log", temporary=tmp_path / "tmp") as server:
+        yield server
+
+
+class TestOptions:
+    @pytest.mark.parametrize(
+        ("options", "words"),
+        [
+            (["--token-budget", "0"], ["token_budget", "equal to 1", "0"]),
+            (["--token-budget", "8", "--max-running", "9"], ["max_running 9", "token_budget 8"]),
+            (["--max-model-len", "-4"], ["max_model_len", "equal to 0", "-4"]),
+            (["--instances", "0"], ["--instances 0", "at least 1"]),
+            (["--drain-timeout", "-1"], ["drain_timeout", "equal to 0", "-1"]),
+            (["--kv-memory", "lots"], ["kv_memory", "lots"]),
+            (["--policy", "lifo"], ["lifo", "ibs"]),
+            (["--device", "tpu"], ["device", "tpu"]),
+            (["--model", "./nowhere"], ["./nowhere", "no such folder"]),
+            (["--model", "nowhere.gguf"], ["nowhere.gguf", "no such file"]),
+            (["--adapter", "a=/nowhere"], ["a=/nowhere", "adapter_config.json"]),
+            (["--set", "pace=9"], ["pace", "known are"]),
+            (["--http-port", "70000"], ["70000", "65535"]),
+        ],
+    )
+    def test_a_wrong_value_is_refused_with_value_and_limit(self, options: list[str], words: list[str]) -> None:
+        result = CliRunner().invoke(app, ["serve", *options], env={"COLUMNS": "200"})
+        assert result.exit_code == 2
+        assert all(word in result.stderr for word in words), result.stderr
+
+    def test_a_folder_becomes_absolute_and_a_hub_id_stays(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.json").write_text("{}")
+        monkeypatch.chdir(tmp_path)
+        assert model_parameter("m") == str(tmp_path / "m")
+        assert model_parameter("owner/name") == "owner/name"
+        assert model_parameter("") == ""
+
+    def test_adapters_are_joined_in_order(self, tmp_path: Path) -> None:
+        (tmp_path / "adapter_config.json").write_text("{}")
+        assert adapters_parameter([f"b={tmp_path}", f"a={tmp_path}"]) == f"b={tmp_path},a={tmp_path}"
+
+
+class TestPorts:
+    def test_zero_gives_three_different_free_ports(self) -> None:
+        addresses = choose_endpoints("127.0.0.1", http=0, grpc=0, metrics=0).as_dict()
+        assert set(addresses) == {"http", "grpc", "metrics"}
+        assert len(set(addresses.values())) == 3
+
+    def test_a_taken_port_is_named(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(ValueError, match=f"--grpc-port {port}: .*in use"):
+                choose_endpoints("127.0.0.1", http=0, grpc=port, metrics=0)
+
+    def test_the_same_port_twice_is_refused(self) -> None:
+        port = int(choose_endpoints("127.0.0.1", http=0, grpc=0, metrics=0).http.rpartition(":")[2])
+        with pytest.raises(ValueError, match="--metrics-port"):
+            choose_endpoints("127.0.0.1", http=port, grpc=0, metrics=port)
+
+
+class TestLayout:
+    def test_parameters_and_instances_are_filled_in(self, tmp_path: Path) -> None:
+        value = '/a "quoted" \\ path'
+        layout = lay_out(tmp_path, find_triton(), {"model": value}, 3)
+        config = text_format.Parse((layout.models / "orthrus" / "config.pbtxt").read_text(), ModelConfig())
+        assert config.parameters["model"].string_value == value
+        assert config.instance_group[0].count == 3
+        assert {folder.name for folder in layout.models.iterdir()} == {"orthrus", "orthrus_embed", "embed", "generate"}
+
+    def test_all_but_the_given_parameters_stay_as_they_are(self, tmp_path: Path) -> None:
+        before = text_format.Parse((model_repository() / "orthrus" / "config.pbtxt").read_text(), ModelConfig())
+        file = lay_out(tmp_path, find_triton(), {}, 1).models / "orthrus" / "config.pbtxt"
+        assert text_format.Parse(file.read_text(), ModelConfig()) == before
+
+    def test_an_unknown_parameter_is_refused(self, tmp_path: Path) -> None:
+        file = lay_out(tmp_path, find_triton(), {}, 1).models / "orthrus" / "config.pbtxt"
+        with pytest.raises(ValueError, match="no parameter 'pace'"):
+            fill_in(file, {"pace": "9"}, 1)
+
+
+class TestServerLog:
+    def test_the_reason_of_a_failed_load_is_found(self) -> None:
+        line = (
+            "E1130 10:41:06.355068 7512 model_lifecycle.cc:642] \"failed to load 'orthrus' version 1: Internal: "
+            'ValueError: patience: too small\\n\\nAt:\\n  /x/model.py(7): initialize\\n"'
+        )
+        assert failure(line) == "failed to load 'orthrus' version 1: Internal: ValueError: patience: too small"
+
+    def test_other_lines_are_no_reason(self) -> None:
+        assert failure('W1130 10:41:06.355068 7512 metrics.cc:798] "DCGM unable to start"') == ""
+
+
+class TestLife:
+    def test_sigterm_ends_it_cleanly_with_all_that_it_started(self, echo: Server, tmp_path: Path) -> None:
+        processes = echo.processes()
+        assert len(processes) >= 3  # orthrus serve, tritonserver, one stub
+        os.kill(echo.pid, signal.SIGTERM)
+        assert echo.process.wait(15) == 0
+        assert left_over(processes, within=2) == []
+        assert list((tmp_path / "tmp").iterdir()) == []
+
+    def test_killed_without_a_chance_to_tidy_it_leaves_no_process(self, echo: Server) -> None:
+        processes = echo.processes()
+        os.kill(echo.pid, signal.SIGKILL)
+        assert left_over(processes, within=15) == []
+
+    def test_the_end_of_tritonserver_is_a_failure(self, echo: Server, tmp_path: Path) -> None:
+        processes = echo.processes()
+        psutil.Process(echo.pid).children()[0].kill()
+        assert echo.process.wait(15) == 1
+        assert "ended by itself (killed by SIGKILL)" in (tmp_path / "log").read_text()
+        assert left_over(processes, within=5) == []
+
+    def test_the_end_of_a_model_process_is_a_failure(self, echo: Server, tmp_path: Path) -> None:
+        processes = echo.processes()
+        next(process for process in processes if "stub" in process.name()).kill()
+        assert echo.process.wait(15) == 1
+        assert "a model process of tritonserver died" in (tmp_path / "log").read_text()
+        assert left_over(processes, within=5) == []
+
+    def test_a_second_signal_ends_a_slow_stop_at_once(self, tmp_path: Path) -> None:
+        command = [sys.executable, "-m", "tests.echo_server", str(tmp_path / "models"), "60"]
+        with running(command, tmp_path / "log") as server:
+            processes = server.processes()
+            os.kill(server.pid, signal.SIGINT)
+            with pytest.raises(subprocess.TimeoutExpired):
+                server.process.wait(1)
+            os.kill(server.pid, signal.SIGINT)
+            assert server.process.wait(5) == 1
+            assert left_over(processes, within=2) == []
+
+    def test_it_listens_on_loopback_only(self, echo: Server) -> None:
+        listening = {
+            connection.laddr.ip
+            for process in echo.processes()
+            for connection in process.net_connections("inet")
+            if connection.status == psutil.CONN_LISTEN
+        }
+        assert listening == {"127.0.0.1"}
+
+    def test_a_model_that_cannot_be_loaded_is_a_failure_with_the_reason(self, tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text('{"model_type": "no-such-family"}')
+        command = orthrus_serve(f"--model={tmp_path}")
+        result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert result.returncode == 1
+        assert result.stdout == ""
+        assert "no-such-family" in result.stderr.partition("error: tritonserver ended before it was ready")[2]
+
+
+def test_a_ready_server_answers_on_the_addresses_it_printed(server: Server) -> None:
+    for url in (f"http://{server.http}/v2/health/ready", f"http://{server.metrics}/metrics"):
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            assert answer.status == 200
+    with socket.create_connection((server.grpc.partition(":")[0], int(server.grpc.partition(":")[2])), timeout=5):
+        pass
