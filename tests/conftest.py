@@ -4,12 +4,22 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.serving import Server, orthrus_serve, running
+from orthrus_backend.default_model import ensure_default_model
+from tests.reference import Reference
+from tests.serving import RunningServer, orthrus_serve, running
+
+__all__ = ["RunningServer"]  # what `server` is, for annotations
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     """A real server with the default model in float32; one for all tests."""
     log = tmp_path_factory.mktemp("server") / "stderr.log"
     with running(orthrus_serve("--dtype=float32"), log) as running_server:
         yield running_server
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """The default model run by Hugging Face's own code."""
+    return Reference(ensure_default_model())

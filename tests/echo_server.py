@@ -1,4 +1,4 @@
-"""`orthrus serve` with a model that repeats its prompt in the place of the engine: quick to start, for tests of serving.
+"""`orthrus serve` with a model that repeats its prompt in the place of the engine: quick to start, for tests.
 
 Usage: python -m tests.echo_server FOLDER [seconds that unloading takes]
 """

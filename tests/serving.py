@@ -15,7 +15,7 @@ STOP_SECONDS = 30
 
 
 @dataclass(frozen=True, slots=True)
-class Server:
+class RunningServer:
     """A running server: its addresses as `host:port`, and the process that looks after it."""
 
     http: str
@@ -41,7 +41,7 @@ def orthrus_serve(*options: str) -> list[str]:
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path, temporary: Path | None = None) -> Iterator[Server]:
+def running(command: Sequence[str], log: Path, temporary: Path | None = None) -> Iterator[RunningServer]:
     """Start `command`, wait until it says that it is ready, and end it afterwards. Its stderr goes to `log`."""
     environment = os.environ | ({"TMPDIR": str(temporary)} if temporary else {})
     with log.open("w") as errors:
@@ -50,7 +50,7 @@ def running(command: Sequence[str], log: Path, temporary: Path | None = None) ->
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, f"the server did not get ready:\n{log.read_text()[-4000:]}"
-        yield Server(**json.loads(line), process=process)
+        yield RunningServer(**json.loads(line), process=process)
     finally:
         process.terminate()
         try:

@@ -21,11 +21,11 @@ from orthrus_backend.serve.options import adapters_parameter, model_parameter
 from orthrus_backend.serve.ports import choose_endpoints
 from orthrus_backend.serve.server_log import failure
 from orthrus_backend.serve.triton_binary import find_triton
-from tests.serving import Server, left_over, orthrus_serve, running
+from tests.serving import RunningServer, left_over, orthrus_serve, running
 
 
 @pytest.fixture
-def echo(tmp_path: Path) -> Iterator[Server]:
+def echo(tmp_path: Path) -> Iterator[RunningServer]:
     """A server of its own for each test, with a small model."""
     (tmp_path / "tmp").mkdir()
     command = [sys.executable, "-m", "tests.echo_server", str(tmp_path / "models")]
@@ -123,7 +123,7 @@ class TestServerLog:
 
 
 class TestLife:
-    def test_sigterm_ends_it_cleanly_with_all_that_it_started(self, echo: Server, tmp_path: Path) -> None:
+    def test_sigterm_ends_it_cleanly_with_all_that_it_started(self, echo: RunningServer, tmp_path: Path) -> None:
         processes = echo.processes()
         assert len(processes) >= 3  # orthrus serve, tritonserver, one stub
         os.kill(echo.pid, signal.SIGTERM)
@@ -131,19 +131,19 @@ class TestLife:
         assert left_over(processes, within=2) == []
         assert list((tmp_path / "tmp").iterdir()) == []
 
-    def test_killed_without_a_chance_to_tidy_it_leaves_no_process(self, echo: Server) -> None:
+    def test_killed_without_a_chance_to_tidy_it_leaves_no_process(self, echo: RunningServer) -> None:
         processes = echo.processes()
         os.kill(echo.pid, signal.SIGKILL)
         assert left_over(processes, within=15) == []
 
-    def test_the_end_of_tritonserver_is_a_failure(self, echo: Server, tmp_path: Path) -> None:
+    def test_the_end_of_tritonserver_is_a_failure(self, echo: RunningServer, tmp_path: Path) -> None:
         processes = echo.processes()
         psutil.Process(echo.pid).children()[0].kill()
         assert echo.process.wait(15) == 1
         assert "ended by itself (killed by SIGKILL)" in (tmp_path / "log").read_text()
         assert left_over(processes, within=5) == []
 
-    def test_the_end_of_a_model_process_is_a_failure(self, echo: Server, tmp_path: Path) -> None:
+    def test_the_end_of_a_model_process_is_a_failure(self, echo: RunningServer, tmp_path: Path) -> None:
         processes = echo.processes()
         next(process for process in processes if "stub" in process.name()).kill()
         assert echo.process.wait(15) == 1
@@ -161,9 +161,9 @@ class TestLife:
             assert server.process.wait(5) == 1
             assert left_over(processes, within=2) == []
 
-    def test_it_listens_on_loopback_only(self, echo: Server) -> None:
+    def test_it_listens_on_loopback_only(self, echo: RunningServer) -> None:
         listening = {
-            connection.laddr.ip
+            connection.laddr.ip.removeprefix("::ffff:")  # an IPv4 address on an IPv6 socket
             for process in echo.processes()
             for connection in process.net_connections("inet")
             if connection.status == psutil.CONN_LISTEN
@@ -179,7 +179,7 @@ class TestLife:
         assert "no-such-family" in result.stderr.partition("error: tritonserver ended before it was ready")[2]
 
 
-def test_a_ready_server_answers_on_the_addresses_it_printed(server: Server) -> None:
+def test_a_ready_server_answers_on_the_addresses_it_printed(server: RunningServer) -> None:
     for url in (f"http://{server.http}/v2/health/ready", f"http://{server.metrics}/metrics"):
         with urllib.request.urlopen(url, timeout=5) as answer:
             assert answer.status == 200

@@ -1,4 +1,10 @@
-"""`DocumentIndex`: documents and their vectors, searched by cosine similarity with faiss. Knows nothing of servers."""
+"""`DocumentIndex`: documents and their vectors, searched by cosine similarity with faiss. Knows nothing of servers.
+
+Hidden states of a language model that was not trained to embed crowd into a narrow cone: all similarities are near 1,
+and a few directions that all texts share decide the order. `whiten` corrects that: it centres the vectors and scales
+their principal components to equal variance (Su et al. 2021, "Whitening Sentence Representations for Better Semantics
+and Faster Retrieval"). A model that was trained to embed does not need it.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,21 +34,29 @@ class Hit:
 class DocumentIndex:
     """An exact index: inner products of vectors of length one."""
 
-    def __init__(self, documents: Sequence[Document], index: faiss.IndexFlatIP) -> None:
+    def __init__(self, documents: Sequence[Document], index: faiss.Index) -> None:
+        """Takes a trained and filled `index`, in whose order the `documents` are; see `build`."""
         self._documents = tuple(documents)
         self._index = index
 
     @classmethod
-    def build(cls, documents: Sequence[Document], vectors: NDArray[np.float32]) -> Self:
-        """The index of `documents` with `vectors` [N, D] in the same order; vectors of any length but zero.
+    def build(cls, documents: Sequence[Document], vectors: NDArray[np.float32], *, whiten: int | None = None) -> Self:
+        """The index of `documents` with `vectors` [N, D] in the same order.
+
+        Args:
+            whiten: keep so many whitened principal components of the vectors; None leaves the vectors as they are.
 
         Raises:
-            ValueError: the numbers of documents and of vectors differ, or there are none.
+            ValueError: there are no documents, or not as many as vectors, or too few of either for `whiten`.
         """
         if vectors.ndim != 2 or not documents or len(documents) != len(vectors):
             raise ValueError(f"{len(documents)} documents, but vectors of shape {vectors.shape}")
-        index = faiss.IndexFlatIP(vectors.shape[1])
-        index.add(_normalised(vectors))
+        if whiten is not None and not 1 <= whiten < min(vectors.shape):  # centring takes one dimension away
+            raise ValueError(f"whiten={whiten} is not between 1 and {min(vectors.shape) - 1}")
+        steps = "L2norm,Flat" if whiten is None else f"PCAW{whiten},L2norm,Flat"
+        index = faiss.index_factory(vectors.shape[1], steps, faiss.METRIC_INNER_PRODUCT)
+        index.train(vectors)
+        index.add(vectors)
         return cls(documents, index)
 
     def __len__(self) -> int:
@@ -50,12 +64,6 @@ class DocumentIndex:
 
     def search(self, query: NDArray[np.float32], top_k: int) -> tuple[Hit, ...]:
         """The documents nearest to the vector `query` [D], best first; fewer than `top_k` when there are no more."""
-        scores, positions = self._index.search(_normalised(query[np.newaxis]), min(top_k, len(self)))
+        scores, positions = self._index.search(query[np.newaxis], min(top_k, len(self)))
         pairs = zip(scores[0].tolist(), positions[0].tolist(), strict=True)
         return tuple(Hit(self._documents[position], score) for score, position in pairs)
-
-
-def _normalised(vectors: NDArray[np.float32]) -> NDArray[np.float32]:
-    copied = np.array(vectors, dtype=np.float32, order="C")
-    faiss.normalize_L2(copied)
-    return copied

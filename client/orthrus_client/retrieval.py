@@ -58,7 +58,7 @@ def default_prompt(question: str, documents: Sequence[Document]) -> Sequence[Mes
     return [
         {
             "role": "system",
-            "content": "Answer the question in one or two sentences. Use only the facts that are given.",
+            "content": "Answer in one or two sentences. Use only the facts that are given.",
         },
         {"role": "user", "content": f"Facts:\n{facts}\n\nQuestion: {question}"},
     ]
@@ -77,15 +77,17 @@ class IterativeRetriever:
         prompt: Prompt = default_prompt,
         sampling: Sampling | None = None,
         embedding: EmbedOptions | None = None,
+        wording: Callable[[str], str] = str,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        """Prepares a retriever; `embedding` has to be what the index was made with.
+        """Prepares a retriever; `embedding` and `wording` have to fit how the documents of `index` were embedded.
 
         Args:
             rounds: of retrieval and generation, for every question.
             top_k: documents per round.
             prompt: makes the messages of a round from the question and the documents, best first.
             sampling: by default greedy, 64 tokens.
+            wording: puts a query into the words that the embedding model expects around it.
             on_step: is called after every round, on the event loop: it has to be quick.
 
         Raises:
@@ -101,6 +103,7 @@ class IterativeRetriever:
         self._prompt = prompt
         self._sampling: Sampling = {"max_tokens": 64, "temperature": 0.0} if sampling is None else sampling
         self._embedding: EmbedOptions = embedding or {}
+        self._wording = wording
         self._on_step = on_step
 
     async def ask(self, question: str, *, timeout: float | None = None) -> Answer:
@@ -113,15 +116,29 @@ class IterativeRetriever:
                 self._on_step(steps[-1])
         return Answer(question, steps[-1].answer.text.strip(), tuple(steps))
 
-    async def ask_all(self, questions: Sequence[str], *, timeout: float | None = None) -> list[Answer]:
-        """The answers to all `questions`, asked at once, in their order. The first failure cancels the others."""
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self.ask(question, timeout=timeout)) for question in questions]
+    async def ask_all(
+        self, questions: Sequence[str], *, concurrency: int = 64, timeout: float | None = None
+    ) -> list[Answer]:
+        """The answers to all `questions`, in their order; up to `concurrency` are worked on at once.
+
+        The first failure cancels the others and is raised.
+        """
+        free = asyncio.Semaphore(concurrency)
+
+        async def ask(question: str) -> Answer:
+            async with free:
+                return await self.ask(question, timeout=timeout)
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(ask(question)) for question in questions]
+        except BaseExceptionGroup as failures:
+            raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
     async def _step(self, number: int, question: str, query: str, timeout: float | None) -> Step:
         started = time.perf_counter()
-        vectors = await self._client.embed(query, timeout=timeout, **self._embedding)
+        vectors = await self._client.embed(self._wording(query), timeout=timeout, **self._embedding)
         embedded = time.perf_counter()
         hits = await asyncio.to_thread(self._index.search, vectors[0], self._top_k)  # a large index takes its time
         searched = time.perf_counter()

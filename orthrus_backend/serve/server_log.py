@@ -5,12 +5,13 @@ import threading
 from collections import deque
 from typing import IO
 
-# A tritonserver without a GPU reports these as errors at each start. They mean nothing else.
+# A tritonserver without a GPU reports these as errors and warnings. They mean nothing else.
 GPU_NOISE = (
     "CUDA driver version is insufficient for CUDA runtime version",
     "CudaDriverHelper has not been initialized",
     "Failed to initialize NVML",
     "DCGM unable to start",
+    "no pinned memory pool",
 )
 KEPT_REASONS = 8
 

@@ -12,6 +12,7 @@ import sysconfig
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, distribution
+from importlib.metadata import version as package_version
 from pathlib import Path
 
 CONTAINER_SERVER = Path("/opt/tritonserver/bin/tritonserver")
@@ -57,8 +58,13 @@ def _from_wheel() -> TritonBinary:
     except PackageNotFoundError:
         raise RuntimeError(
             f"no tritonserver found: not on PATH, not at {CONTAINER_SERVER}, and the package {WHEEL} is not installed."
-            f" Install it with: {sys.executable} -m pip install --no-deps {WHEEL}"
+            f" Install it with: {sys.executable} -m pip install {WHEEL} (Python 3.11 or 3.12)"
         ) from None
+    if int(package_version("numpy").partition(".")[0]) >= 2:
+        raise RuntimeError(
+            f"the tritonserver in {WHEEL} {wheel.version} needs numpy < 2 and here is {package_version('numpy')}:"
+            " it would read strings wrongly. Use Python 3.11 or 3.12 with numpy 1.26"
+        )
     root = Path(str(wheel.locate_file("pytriton/tritonserver")))
     version = f"{sys.version_info.major}.{sys.version_info.minor}"
     stub = root / "python_backend_stubs" / version / "triton_python_backend_stub"

@@ -8,15 +8,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any
 
-import triton_python_backend_utils as pb_utils
-
 from orthrus_backend.assembly import build_service
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.engine import EngineClosedError
 from orthrus_backend.triton.inputs import EmbedCall, GenerateCall, StopCall, read_call
 from orthrus_backend.triton.logs import forward_logs
 from orthrus_backend.triton.metrics_export import MetricsExport
-from orthrus_backend.triton.replies import EmbedReply, GenerateReply, send_error
+from orthrus_backend.triton.replies import EmbedReply, GenerateReply
+from orthrus_backend.triton.responder import Responder
 
 _log = logging.getLogger(__name__)
 
@@ -40,41 +39,41 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Accept requests; their answers come later."""
         for request in requests:
-            sender = request.get_response_sender()
+            responder = Responder(request)
             try:
-                self._accept(request, sender)
+                self._accept(request, responder)
             except ValueError as error:
-                send_error(sender, str(error), "INVALID_ARG")
+                responder.fail(str(error), "INVALID_ARG")
             except EngineClosedError as error:
-                send_error(sender, str(error), "UNAVAILABLE")
+                responder.fail(str(error), "UNAVAILABLE")
             except Exception as error:
                 _log.exception("a request could not be read")
-                send_error(sender, f"internal error: {error}", "INTERNAL")
+                responder.fail(f"internal error: {error}", "INTERNAL")
 
     def finalize(self) -> None:
         """Finish what runs, within the time that is given for it."""
         self._service.engine.close(self._drain_timeout)
         self._export.close()
 
-    def _accept(self, request: Any, sender: Any) -> None:
+    def _accept(self, request: Any, responder: Responder) -> None:
         call = read_call(request)
         match call:
             case StopCall():
-                self._stop(request.request_id(), sender)
+                self._stop(request.request_id(), responder)
             case GenerateCall():
-                self._generate(call, request.request_id(), sender)
+                self._generate(call, request.request_id(), responder)
             case EmbedCall():
-                self._embed(call, request.request_id(), sender)
+                self._embed(call, request.request_id(), responder)
 
-    def _generate(self, call: GenerateCall, request_id: str, sender: Any) -> None:
+    def _generate(self, call: GenerateCall, request_id: str, responder: Responder) -> None:
         needs_logprobs = bool(call.extras & {"cumulative_logprob", "logprobs"})
         accepted = self._service.intake.generate(
             call.prompt, call.params, request_id=request_id, needs_logprobs=needs_logprobs
         )
-        accepted.reply = GenerateReply(sender, call, self._service.tokenization)
+        accepted.reply = GenerateReply(responder, call, self._service.tokenization)
         self._service.engine.submit([accepted])
 
-    def _embed(self, call: EmbedCall, request_id: str, sender: Any) -> None:
+    def _embed(self, call: EmbedCall, request_id: str, responder: Responder) -> None:
         if not call.texts:
             raise ValueError("text_input: at least one text is needed")
         accepted = []
@@ -83,13 +82,13 @@ class TritonPythonModel:
                 accepted.append(self._service.intake.embed(text, call.params, request_id=request_id))
             except ValueError as error:
                 raise ValueError(f"text {position}: {error}" if len(call.texts) > 1 else str(error)) from error
-        reply = EmbedReply(sender, call, accepted)
+        reply = EmbedReply(responder, call, accepted)
         for embedding in accepted:
             embedding.reply = reply
         self._service.engine.submit(accepted)
 
-    def _stop(self, request_id: str, sender: Any) -> None:
+    def _stop(self, request_id: str, responder: Responder) -> None:
         if not request_id:
             raise ValueError("stop: the id of the request to cancel is needed as this request's id")
         self._service.engine.cancel_id(request_id)
-        sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        responder.finish()

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from orthrus_backend.triton.replies import send_error
+from orthrus_backend.triton.responder import CODED, Responder, split_code
 
 _BACKEND = "orthrus"
 _OUTPUTS = ("embedding", "num_input_tokens")
@@ -29,7 +29,7 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Pass requests on; their answers come later."""
         for request in requests:
-            self._waiters.submit(self._answer, self._forwarded(request), request.get_response_sender())
+            self._waiters.submit(self._answer, self._forwarded(request), Responder(request))
 
     def finalize(self) -> None:
         """Wait for the answers that are still to come."""
@@ -43,17 +43,17 @@ class TritonPythonModel:
             request_id=request.request_id(),
             inputs=[*(tensor for tensor in tensors if tensor is not None), task],
             requested_output_names=list(_OUTPUTS),
-            parameters=json.loads(request.parameters() or "{}"),
+            parameters={**json.loads(request.parameters() or "{}"), CODED: True},
         )
 
-    def _answer(self, forwarded: Any, sender: Any) -> None:
+    def _answer(self, forwarded: Any, responder: Responder) -> None:
         try:
             answers = [r for r in forwarded.exec(decoupled=True) if r.has_error() or r.output_tensors()]
             assert len(answers) == 1, f"the backend answered {len(answers)} times"
             if answers[0].has_error():
-                response = pb_utils.InferenceResponse(error=answers[0].error())
+                responder.fail(*split_code(answers[0].error().message()))
             else:
-                response = pb_utils.InferenceResponse(output_tensors=answers[0].output_tensors())
-            sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+                responder.send(answers[0].output_tensors(), final=True)
         except Exception as error:  # whatever it is, the caller must not wait for ever
-            send_error(sender, f"embed failed: {error}", "INTERNAL")
+            if responder.open:
+                responder.fail(f"embed failed: {error}", "INTERNAL")

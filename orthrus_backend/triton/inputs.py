@@ -12,10 +12,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from orthrus_backend.params import EmbeddingParams, SamplingParams
+from orthrus_backend.triton.responder import CODED
 from orthrus_backend.validation import shown
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
-_TRITON_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout")  # not for the engine
+_TRITON_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CODED)
 
 TokenIds = list[int]
 P = TypeVar("P", SamplingParams, EmbeddingParams)
@@ -115,7 +116,7 @@ def _embedding_request(request: Any) -> EmbedCall:
 def _params(kind: type[P], request: Any, name: str, **overrides: Any) -> P:
     """Request parameters, then the JSON input, then inputs of their own: the later one wins."""
     loose = json.loads(request.parameters() or "{}")
-    keys = {key: value for key, value in loose.items() if not _is_tritons(key)}
+    keys = {key: value for key, value in loose.items() if not _is_for_triton(key)}
     document = _text(request, name)
     try:
         return kind.parse(document, base=keys, **overrides)
@@ -123,7 +124,7 @@ def _params(kind: type[P], request: Any, name: str, **overrides: Any) -> P:
         raise ValueError(f"{name}: {error}") from error
 
 
-def _is_tritons(parameter: str) -> bool:
+def _is_for_triton(parameter: str) -> bool:
     return parameter in _TRITON_PARAMETERS or parameter.startswith("triton_")
 
 

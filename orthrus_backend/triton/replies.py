@@ -5,7 +5,7 @@ All methods run on the engine's delivery thread.
 
 import json
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
@@ -14,8 +14,8 @@ from orthrus_backend.outputs import Embedded, Ended, Output, Produced
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Outcome, TokenLogprobs
 from orthrus_backend.tokenization import Tokenization
 from orthrus_backend.triton.inputs import EmbedCall, GenerateCall
+from orthrus_backend.triton.responder import ErrorCode, Responder
 
-ErrorCode = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
 _ERRORS: dict[Outcome, tuple[ErrorCode, str]] = {
     Outcome.CANCELLED: ("CANCELLED", "the request was cancelled"),
     Outcome.TIMEOUT: ("CANCELLED", "the request ran out of time"),
@@ -23,40 +23,26 @@ _ERRORS: dict[Outcome, tuple[ErrorCode, str]] = {
 }
 
 
-def send_error(sender: Any, message: str, code: ErrorCode) -> None:
-    """Answer a request with an error, its only and final response."""
-    error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
-    response = pb_utils.InferenceResponse(error=error)
-    sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
-
 class _Reply:
-    """What both kinds share: a sender that is closed by its FINAL."""
+    """What both kinds share."""
 
-    def __init__(self, sender: Any) -> None:
-        self._sender = sender
-        self._open = True
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
 
     def cancelled(self) -> bool:
-        """Whether the client has gone; never asked of Triton after FINAL, when the request no longer exists."""
-        return self._open and bool(self._sender.is_cancelled())
+        """Whether the client has gone."""
+        return self._responder.is_cancelled()
 
     def _fail(self, ended: Ended) -> None:
         code, message = _ERRORS[ended.outcome]
-        self._open = False
-        send_error(self._sender, ended.message or message, code)
-
-    def _send(self, tensors: Sequence[Any], final: bool) -> None:
-        self._open = not final
-        response = pb_utils.InferenceResponse(output_tensors=list(tensors))
-        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+        self._responder.fail(ended.message or message, code)
 
 
 class GenerateReply(_Reply):
     """Answers a generation: every certain piece of text as it comes, or all of it at the end."""
 
-    def __init__(self, sender: Any, call: GenerateCall, tokenization: Tokenization) -> None:
-        super().__init__(sender)
+    def __init__(self, responder: Responder, call: GenerateCall, tokenization: Tokenization) -> None:
+        super().__init__(responder)
         self._call = call
         self._tokenization = tokenization
         self._text = call.prefix
@@ -89,7 +75,8 @@ class GenerateReply(_Reply):
         if "logprobs" in self._call.extras:
             values["logprobs"] = np.array([self._logprobs()], dtype=np.object_)
         wanted = {"text_output", *self._call.extras}
-        self._send([pb_utils.Tensor(n, v) for n, v in values.items() if n in wanted], final=outcome is not None)
+        tensors = [pb_utils.Tensor(name, value) for name, value in values.items() if name in wanted]
+        self._responder.send(tensors, final=outcome is not None)
         self._text = ""
         self._tokens.clear()
 
@@ -112,8 +99,8 @@ class GenerateReply(_Reply):
 class EmbedReply(_Reply):
     """Answers one call of N texts when the last vector is there; the first failure answers for all."""
 
-    def __init__(self, sender: Any, call: EmbedCall, requests: Sequence[EmbedRequest]) -> None:
-        super().__init__(sender)
+    def __init__(self, responder: Responder, call: EmbedCall, requests: Sequence[EmbedRequest]) -> None:
+        super().__init__(responder)
         self._as_text = call.as_text
         self._requests = requests
         self._rows = {id(request): row for row, request in enumerate(requests)}
@@ -122,7 +109,7 @@ class EmbedReply(_Reply):
 
     def deliver(self, output: Output) -> None:
         """Take one output of one of the requests."""
-        if not self._open:
+        if not self._responder.open:
             return  # another text of the call has already failed it
         if isinstance(output, Ended):
             self._fail(output)
@@ -140,4 +127,4 @@ class EmbedReply(_Reply):
             tensor = pb_utils.Tensor("text_output", np.array([document], dtype=np.object_))
         else:
             tensor = pb_utils.Tensor("embedding", np.stack(self._vectors))  # [N, D]
-        self._send([tensor, pb_utils.Tensor("num_input_tokens", counts)], final=True)
+        self._responder.send([tensor, pb_utils.Tensor("num_input_tokens", counts)], final=True)

@@ -8,13 +8,11 @@ import requests
 import tritonclient.grpc as grpc_client
 import tritonclient.http as http_client
 
-from tests.conftest import RunningServer
 from tests.reference import Reference, texts
+from tests.serving import RunningServer
 
 
-def infer(
-    server: RunningServer, protocol: str, inputs: list[str], **parameters: object
-) -> tuple[np.ndarray, np.ndarray]:
+def infer(server: RunningServer, protocol: str, inputs: list[str], **parameters: object) -> tuple[np.ndarray, np.ndarray]:
     module = grpc_client if protocol == "grpc" else http_client
     with module.InferenceServerClient(getattr(server, protocol)) as client:
         tensors = [module.InferInput("text_input", [len(inputs)], "BYTES")]
@@ -28,9 +26,7 @@ def infer(
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("count", [1, 32])
-def test_vectors_equal_the_reference_in_order(
-    server: RunningServer, reference: Reference, protocol: str, count: int
-) -> None:
+def test_vectors_equal_the_reference_in_order(server: RunningServer, reference: Reference, protocol: str, count: int) -> None:
     inputs = texts(count)
     vectors, tokens = infer(server, protocol, inputs)
     assert vectors.shape == (count, 576)
@@ -70,15 +66,9 @@ def test_a_long_text_is_cut_where_asked_for(server: RunningServer) -> None:
 def test_token_ids_go_to_the_backend_directly(server: RunningServer, reference: Reference) -> None:
     inputs = texts(3)
     ids = [reference.tokenizer(text)["input_ids"] for text in inputs]
-    body = {
-        "inputs": [
-            {"name": "task", "shape": [1], "datatype": "BYTES", "data": ["embed"]},
-            {"name": "input_ids", "shape": [sum(map(len, ids))], "datatype": "INT32", "data": sum(ids, [])},
-            {"name": "input_lengths", "shape": [3], "datatype": "INT32", "data": [len(part) for part in ids]},
-        ]
-    }
-    flat = {tensor["name"]: tensor["data"] for tensor in body["inputs"]}
-    answer = requests.post(f"http://{server.http}/v2/models/orthrus/generate", json=flat, timeout=60)
+    flat = [token for part in ids for token in part]
+    body = {"task": "embed", "input_ids": flat, "input_lengths": [len(part) for part in ids]}
+    answer = requests.post(f"http://{server.http}/v2/models/orthrus/generate", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     vectors = np.array(answer.json()["embedding"], dtype=np.float32).reshape(3, -1)
     np.testing.assert_allclose(vectors, np.stack([reference.embed(text) for text in inputs]), rtol=0, atol=1e-5)

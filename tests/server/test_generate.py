@@ -10,8 +10,8 @@ import pytest
 import requests
 import tritonclient.grpc as grpc_client
 
-from tests.conftest import RunningServer
 from tests.reference import Reference
+from tests.serving import RunningServer
 
 PROMPT = "The capital of France is"
 GREEDY = {"temperature": 0, "max_tokens": 12}

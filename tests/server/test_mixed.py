@@ -7,9 +7,9 @@ import numpy as np
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.conftest import RunningServer
 from tests.reference import Reference, prompts, texts
 from tests.server.test_embed import infer
+from tests.serving import RunningServer
 
 
 def metric(server: RunningServer, name: str, **labels: str) -> float:

@@ -1,0 +1,175 @@
+"""Answers five questions by iterative retrieval, all at once, through a real server; run by `make demo`.
+
+Starts a server of its own (or uses a running one, see --url), embeds the corpus beside this file through it, and asks.
+Embeddings and generations of different questions then meet at the server, which runs them in shared steps.
+
+The default model was not trained to embed. Two known remedies that take no training make its vectors usable: asking it
+for one word and taking the hidden state that would say it (Jiang et al. 2023, "Scaling Sentence Embeddings with Large
+Language Models"), and whitening (see orthrus_client.index).
+"""
+
+import argparse
+import asyncio
+import json
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import httpx2
+from local_server import local_server
+from orthrus_client import AsyncOrthrusClient, EmbedOptions, OrthrusError
+from orthrus_client.index import Document, DocumentIndex
+from orthrus_client.retrieval import Answer, IterativeRetriever, Step
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+from server_metrics import Counts, counts_since, read_counts
+
+CORPUS = Path(__file__).with_name("corpus.json")
+TIMEOUT = 60.0  # seconds for one call
+TOP_K = 5
+WHITEN = 24  # of 576 dimensions, by 30 documents
+EMBEDDING: EmbedOptions = {"pooling": "last"}
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A question, and the documents that its answer takes."""
+
+    text: str
+    needs: frozenset[str]
+
+
+def main() -> int:
+    """Runs the demo; 0 when every question was answered."""
+    options = _options()
+    console = Console(highlight=False)
+    signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM, too, ends the server that was started here
+    try:
+        with _server(console, options) as (grpc, metrics):
+            corpus = json.loads(CORPUS.read_text(encoding="utf-8"))
+            before, started = read_counts(metrics), time.perf_counter()
+            answers, sent = asyncio.run(_ask(console, grpc, corpus, options.rounds))
+            seconds = time.perf_counter() - started
+            _print_answers(console, answers, _questions(corpus))
+            _print_counts(console, counts_since(metrics, before, sent), seconds)
+    except KeyboardInterrupt:
+        console.print("[red]interrupted")
+        return 130
+    except (OrthrusError, RuntimeError, ValueError, httpx2.HTTPError) as error:
+        Console(stderr=True).print(f"[red]error:[/] {error}")
+        return 1
+    return 0
+
+
+async def _ask(console: Console, url: str, corpus: dict[str, Any], rounds: int) -> tuple[list[Answer], int]:
+    """The answers, and how many requests they took."""
+    documents = [Document(**document) for document in corpus["documents"]]
+    questions = [question.text for question in _questions(corpus)]
+    async with AsyncOrthrusClient(url) as client:
+        console.print(f"[bold]Indexing {len(documents)} documents[/] of {corpus['company']}")
+        texts = [_in_one_word(document.text) for document in documents]
+        vectors = await client.embed(texts, timeout=TIMEOUT, **EMBEDDING)
+        retriever = IterativeRetriever(
+            client,
+            DocumentIndex.build(documents, vectors, whiten=WHITEN),
+            rounds=rounds,
+            top_k=TOP_K,
+            embedding=EMBEDDING,
+            wording=_in_one_word,
+            sampling={"max_tokens": 48, "temperature": 0.0},
+            on_step=lambda step: _print_step(console, step),
+        )
+        console.print(f"[bold]Asking {len(questions)} questions at once[/], {rounds} rounds each\n")
+        answers = await retriever.ask_all(questions, timeout=TIMEOUT)
+    return answers, len(documents) + 2 * rounds * len(questions)
+
+
+def _in_one_word(text: str) -> str:
+    return f"Question or fact: {text}\nWhat it is about, in one word:"
+
+
+def _print_step(console: Console, step: Step) -> None:
+    console.print(Text.assemble((f"round {step.round}  ", "bold cyan"), (step.question, "bold")))
+    lines = Table.grid(padding=(0, 2))
+    lines.add_row("query", Text(step.query))
+    for number, hit in enumerate(step.hits):
+        lines.add_row("" if number else "documents", Text(f"{hit.score:5.2f}  {hit.document.id}: {hit.document.text}"))
+    lines.add_row("text", Text(step.answer.text.strip(), style="green"))
+    answer = step.answer
+    lines.add_row(
+        "time",
+        f"embed {step.embed_seconds:.2f} s, search {step.search_seconds * 1000:.1f} ms, "
+        f"generate {step.generate_seconds:.2f} s "
+        f"({answer.num_input_tokens} tokens in, {answer.num_output_tokens} out, {answer.finish_reason})",
+    )
+    console.print(Padding(lines, (0, 0, 1, 2)))
+
+
+def _print_answers(console: Console, answers: Sequence[Answer], questions: Sequence[Question]) -> None:
+    rounds = len(answers[0].steps)
+    table = Table(title="Answers", title_justify="left")
+    for heading in ("question", "answer", *(f"found in round {number + 1}" for number in range(rounds))):
+        table.add_column(heading)
+    for answer, question in zip(answers, questions, strict=True):
+        found = [question.needs & {hit.document.id for hit in step.hits} for step in answer.steps]
+        cells = [f"{len(ids)} of {len(question.needs)}" for ids in found]
+        table.add_row(Text(answer.question), Text(answer.text), *cells)
+    console.print(table)
+    console.print(
+        "'found' counts the documents that the answer takes. How good the answers are is the model's part: the default one"
+        " has 135 million parameters and was not trained to embed. The server's part is below.\n",
+        style="dim",
+    )
+
+
+def _print_counts(console: Console, counts: Counts, seconds: float) -> None:
+    requests, tokens, steps = counts.requests, counts.tokens, counts.steps
+    table = Table("what the server counted", "", title=f"Summary of {seconds:.1f} s", title_justify="left")
+    table.add_row("requests", ", ".join(f"{number} {kind}" for kind, number in sorted(requests.items())))
+    table.add_row("tokens", ", ".join(f"{number} {kind}" for kind, number in sorted(tokens.items())))
+    table.add_row("steps", ", ".join(f"{number} {kind}" for kind, number in sorted(steps.items())))
+    table.add_row("mixed steps", f"{steps['mixed']} of {steps.total()} ran embeddings and generations together")
+    table.add_row("embeddings/s", f"{requests['embed'] / seconds:.1f}")
+    table.add_row("tokens/s", f"{tokens.total() / seconds:.0f}, of them {tokens['decode'] / seconds:.0f} generated")
+    console.print(table)
+
+
+def _questions(corpus: dict[str, Any]) -> list[Question]:
+    return [Question(question["text"], frozenset(question["needs"])) for question in corpus["questions"]]
+
+
+@contextmanager
+def _server(console: Console, options: argparse.Namespace) -> Iterator[tuple[str, str]]:
+    """The addresses of gRPC and of the metrics: of the server that was named, else of one that is started here."""
+    if options.url:
+        yield options.url, options.metrics_url
+        return
+    console.print("[bold]Starting a server[/] (the first time, this fetches the default model)")
+    started = time.perf_counter()
+    with local_server() as endpoints:
+        console.print(f"ready after {time.perf_counter() - started:.1f} s")
+        yield endpoints.grpc, endpoints.metrics
+    console.print("server stopped")
+
+
+def _options() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--url", metavar="HOST:PORT", help="gRPC address of a running server; default: start one")
+    parser.add_argument("--metrics-url", metavar="HOST:PORT", default="127.0.0.1:8002", help="its metrics address")
+    parser.add_argument("--rounds", type=int, default=2, help="rounds of retrieval per question (default: 2)")
+    return parser.parse_args()
+
+
+def _interrupt(*_: object) -> NoReturn:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())
