@@ -3,10 +3,13 @@
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from orthrus_backend.default_model import ensure_default_model
 from tests.reference import Reference
 from tests.serving import RunningServer, orthrus_serve, running
+
+torch.set_num_threads(1)  # the server under test has the other cores; threads that spin for work would fight it
 
 __all__ = ["RunningServer"]  # what `server` is, for annotations
 

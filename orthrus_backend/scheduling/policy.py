@@ -35,7 +35,7 @@ class Policy(Protocol):
 class IntraBatchScheduling:
     """Turns in proportion to outstanding token work, by credit that persists across steps (the paper's Algorithm 2).
 
-    At every turn each queue earns its share of the work, ``w / (w_e + w_g)``, the richer queue is served and pays 1. For
+    At every turn each queue earns its share of the work, ``w / (w_e + w_g)``; the richer one is served and pays 1. For
     fixed work this is the published rule divided by ``w_e + w_g``. Dividing keeps every credit within half a turn of
     zero also while the work changes, where undivided credit earned under a large backlog would outlive it.
 

@@ -6,6 +6,7 @@ the child, and the kernel ends the child should this process die without a word.
 
 import ctypes
 import json
+import math
 import os
 import signal
 import subprocess
@@ -21,6 +22,7 @@ from orthrus_backend.serve.ports import Endpoints
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_SECONDS = 0.2
+IDLE_SECONDS = 2.0  # more than it takes until an accepted request shows in the metrics
 PROBE_SECONDS = 2.0
 
 
@@ -82,15 +84,23 @@ class TritonProcess:
         self._stop_by = time.monotonic() + grace
         self._child.terminate()
 
-    def watch(self) -> None:
+    def watch(self, idle: Callable[[], bool]) -> None:
         """Return when the server has ended because `stop` was called.
 
+        `idle` says whether no request is being worked on. A tritonserver that was told to stop takes no new connections,
+        but waits for open ones to be closed, used or not. One that stays idle has nothing to wait for and is ended.
+
         Raises:
-            ServerError: it ended by itself, one of its stub processes died, or it had to be killed.
+            ServerError: it ended by itself, one of its stub processes died, or requests had to be cut off.
         """
+        idle_since = math.inf
         while self._child.poll() is None:
-            if self._stop_by is not None and time.monotonic() > self._stop_by:
-                raise ServerError("tritonserver did not finish in time and was killed")
+            if self._stop_by is not None:
+                idle_since = min(idle_since, time.monotonic()) if idle() else math.inf
+                if time.monotonic() - idle_since > IDLE_SECONDS:
+                    return
+                if time.monotonic() > self._stop_by:
+                    raise ServerError("tritonserver did not finish in time; what was still running was cut off")
             if not self.stopping and not all(map(_lives, self._stubs)):
                 # Triton does not restart a stub, and 2.51 goes on saying that it is ready.
                 raise ServerError("a model process of tritonserver died, so it cannot answer any more")
@@ -113,17 +123,17 @@ class TritonProcess:
 
     def _ready(self) -> bool:
         try:
-            name = json.loads(_get(f"http://{self._endpoints.http}/v2"))["name"]
+            name = json.loads(fetch(f"http://{self._endpoints.http}/v2"))["name"]
             if name != self._name:
                 raise ServerError(f"another server ({name!r}) answers on {self._endpoints.http}")
-            _get(f"http://{self._endpoints.http}/v2/health/ready")
-            _get(f"http://{self._endpoints.metrics}/metrics")
+            fetch(f"http://{self._endpoints.http}/v2/health/ready")
+            fetch(f"http://{self._endpoints.metrics}/metrics")
         except (OSError, ValueError, KeyError):
             return False
         return True
 
 
-def _get(url: str) -> bytes:
+def fetch(url: str) -> bytes:
     """Body of a successful answer. No proxy: the server is on this machine."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     with opener.open(url, timeout=PROBE_SECONDS) as answer:

@@ -11,17 +11,20 @@ from pathlib import Path
 from types import FrameType
 from typing import Literal
 
+from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from orthrus_backend.serve.layout import Layout, lay_out
 from orthrus_backend.serve.ports import Endpoints
-from orthrus_backend.serve.process import ServerError, TritonProcess
+from orthrus_backend.serve.process import ServerError, TritonProcess, fetch
 from orthrus_backend.serve.server_log import ServerLog
 from orthrus_backend.serve.triton_binary import find_triton
 
 LogLevel = Literal["error", "warning", "info", "debug"]
-STOP_SECONDS = 5.0  # for unloading, on top of the time that requests get to finish
+STOP_SECONDS = 2.0  # for unloading, on top of the time that requests get to finish
+OPEN_REQUESTS = ("orthrus_requests_running", "orthrus_requests_waiting")
+SHARED_MEMORY = Path("/dev/shm")
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, WSL
 
 
@@ -47,23 +50,26 @@ class Session:
         gpu = self.parameters.get("device") != "cpu" and any(Path(device).exists() for device in GPU_DEVICES)
         with tempfile.TemporaryDirectory(prefix="orthrus-") as folder:
             layout = lay_out(Path(folder), triton, self.parameters, self.instances)
-            command = [str(triton.server), *self._arguments(layout, gpu)]
             name = f"orthrus-{os.getpid()}"
+            command = [str(triton.server), *self._arguments(layout, gpu)]
+            command.append(f"--backend-config=python,shm-region-prefix-name={name}-")
             with _stoppable() as stop_with:
                 server = TritonProcess(command, triton.environment(os.environ), self.endpoints, name)
                 log = ServerLog(server.output, gpu=gpu)
                 try:
-                    stop_with(lambda: server.stop(self.drain_timeout + 2 * STOP_SECONDS))
+                    stop_with(lambda: server.stop(self.drain_timeout + STOP_SECONDS))
                     with _elapsed("Loading"):
                         server.wait_until_ready(self.start_timeout)
                     if not server.stopping:
                         on_ready()
-                    server.watch()
+                    server.watch(lambda: _idle(self.endpoints.metrics))
                 except ServerError as error:
                     server.close()
                     raise ServerError("\n".join([str(error), *log.reasons()])) from None
                 finally:
                     server.close()
+                    for region in SHARED_MEMORY.glob(f"{name}-*"):  # stays behind when a server is killed
+                        region.unlink(missing_ok=True)
 
     def _arguments(self, layout: Layout, gpu: bool) -> list[str]:
         arguments: dict[str, object] = {
@@ -85,6 +91,16 @@ class Session:
 
 def _written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _idle(metrics: str) -> bool:
+    """Whether the engines say that they have no request. False when they say nothing."""
+    try:
+        families = list(text_string_to_metric_families(fetch(f"http://{metrics}/metrics").decode()))
+    except OSError:
+        return False
+    open_requests = [sample.value for family in families if family.name in OPEN_REQUESTS for sample in family.samples]
+    return bool(open_requests) and not any(open_requests)
 
 
 @contextmanager

@@ -60,7 +60,9 @@ def still_serves(server: RunningServer) -> None:
 
 @pytest.mark.parametrize(("body", "named"), GENERATE_FAULTS, ids=lambda value: str(value)[:50])
 @pytest.mark.parametrize("path", ["generate", "generate_stream"])
-def test_a_bad_generation_is_refused_by_name(server: RunningServer, body: dict[str, Any], named: str, path: str) -> None:
+def test_a_bad_generation_is_refused_by_name(
+    server: RunningServer, body: dict[str, Any], named: str, path: str
+) -> None:
     answer = requests.post(f"http://{server.http}/v2/models/generate/{path}", json=body, timeout=60)
     assert answer.status_code == 400 or (path == "generate_stream" and "error" in answer.text), answer.text
     assert_names(answer.text, named)

@@ -12,7 +12,9 @@ from tests.reference import Reference, texts
 from tests.serving import RunningServer
 
 
-def infer(server: RunningServer, protocol: str, inputs: list[str], **parameters: object) -> tuple[np.ndarray, np.ndarray]:
+def infer(
+    server: RunningServer, protocol: str, inputs: list[str], **parameters: object
+) -> tuple[np.ndarray, np.ndarray]:
     module = grpc_client if protocol == "grpc" else http_client
     with module.InferenceServerClient(getattr(server, protocol)) as client:
         tensors = [module.InferInput("text_input", [len(inputs)], "BYTES")]
@@ -26,7 +28,9 @@ def infer(server: RunningServer, protocol: str, inputs: list[str], **parameters:
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
 @pytest.mark.parametrize("count", [1, 32])
-def test_vectors_equal_the_reference_in_order(server: RunningServer, reference: Reference, protocol: str, count: int) -> None:
+def test_vectors_equal_the_reference_in_order(
+    server: RunningServer, reference: Reference, protocol: str, count: int
+) -> None:
     inputs = texts(count)
     vectors, tokens = infer(server, protocol, inputs)
     assert vectors.shape == (count, 576)
