@@ -178,7 +178,7 @@ def serve(
     When the server is ready, one line of JSON on stdout gives its addresses: {"http": "127.0.0.1:8000", "grpc": "...",
     "metrics": "..."}. All else goes to stderr.
 
-    Exit status: 0 after a clean stop; 1 when the server did not start, died or had to be killed; 2 when an option is
+    Exit status: 0 after a clean stop; 1 when the server did not start, died or cut requests off; 2 when an option is
     wrong.
     """
     try:

@@ -1,5 +1,6 @@
 """`orthrus serve`: options, layout, and the life of the server process, with a real tritonserver."""
 
+import http.client
 import os
 import signal
 import socket
@@ -130,6 +131,7 @@ class TestLife:
         assert echo.process.wait(15) == 0
         assert left_over(processes, within=2) == []
         assert list((tmp_path / "tmp").iterdir()) == []
+        assert list(Path("/dev/shm").glob(f"orthrus-{echo.pid}-*")) == []
 
     def test_killed_without_a_chance_to_tidy_it_leaves_no_process(self, echo: RunningServer) -> None:
         processes = echo.processes()
@@ -177,6 +179,18 @@ class TestLife:
         assert result.returncode == 1
         assert result.stdout == ""
         assert "no-such-family" in result.stderr.partition("error: tritonserver ended before it was ready")[2]
+
+
+def test_an_idle_connection_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    with running(orthrus_serve(), tmp_path / "log") as server:
+        processes = server.processes()
+        connection = http.client.HTTPConnection(server.http)
+        connection.request("GET", "/v2")
+        connection.getresponse().read()
+        os.kill(server.pid, signal.SIGTERM)
+        assert server.process.wait(9) == 0, (tmp_path / "log").read_text()
+        assert left_over(processes, within=2) == []
+        assert list(Path("/dev/shm").glob(f"orthrus-{server.pid}-*")) == []
 
 
 def test_a_ready_server_answers_on_the_addresses_it_printed(server: RunningServer) -> None:

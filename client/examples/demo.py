@@ -3,9 +3,7 @@
 Starts a server of its own (or uses a running one, see --url), embeds the corpus beside this file through it, and asks.
 Embeddings and generations of different questions then meet at the server, which runs them in shared steps.
 
-The default model was not trained to embed. Two known remedies that take no training make its vectors usable: asking it
-for one word and taking the hidden state that would say it (Jiang et al. 2023, "Scaling Sentence Embeddings with Large
-Language Models"), and whitening (see orthrus_client.index).
+The default model was not trained to embed, so the index whitens its vectors, see orthrus_client.index.
 """
 
 import argparse
@@ -22,7 +20,7 @@ from typing import Any, NoReturn
 
 import httpx2
 from local_server import local_server
-from orthrus_client import AsyncOrthrusClient, EmbedOptions, OrthrusError
+from orthrus_client import AsyncOrthrusClient, OrthrusError
 from orthrus_client.index import Document, DocumentIndex
 from orthrus_client.retrieval import Answer, IterativeRetriever, Step
 from rich.console import Console
@@ -35,7 +33,6 @@ CORPUS = Path(__file__).with_name("corpus.json")
 TIMEOUT = 60.0  # seconds for one call
 TOP_K = 5
 WHITEN = 24  # of 576 dimensions, by 30 documents
-EMBEDDING: EmbedOptions = {"pooling": "last"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +60,7 @@ def main() -> int:
         console.print("[red]interrupted")
         return 130
     except (OrthrusError, RuntimeError, ValueError, httpx2.HTTPError) as error:
-        Console(stderr=True).print(f"[red]error:[/] {error}")
+        Console(stderr=True).print(Text.assemble(("error: ", "red"), str(error)))
         return 1
     return 0
 
@@ -74,25 +71,18 @@ async def _ask(console: Console, url: str, corpus: dict[str, Any], rounds: int) 
     questions = [question.text for question in _questions(corpus)]
     async with AsyncOrthrusClient(url) as client:
         console.print(f"[bold]Indexing {len(documents)} documents[/] of {corpus['company']}")
-        texts = [_in_one_word(document.text) for document in documents]
-        vectors = await client.embed(texts, timeout=TIMEOUT, **EMBEDDING)
+        vectors = await client.embed([document.text for document in documents], timeout=TIMEOUT)
         retriever = IterativeRetriever(
             client,
             DocumentIndex.build(documents, vectors, whiten=WHITEN),
             rounds=rounds,
             top_k=TOP_K,
-            embedding=EMBEDDING,
-            wording=_in_one_word,
             sampling={"max_tokens": 48, "temperature": 0.0},
             on_step=lambda step: _print_step(console, step),
         )
         console.print(f"[bold]Asking {len(questions)} questions at once[/], {rounds} rounds each\n")
         answers = await retriever.ask_all(questions, timeout=TIMEOUT)
     return answers, len(documents) + 2 * rounds * len(questions)
-
-
-def _in_one_word(text: str) -> str:
-    return f"Question or fact: {text}\nWhat it is about, in one word:"
 
 
 def _print_step(console: Console, step: Step) -> None:
@@ -123,8 +113,8 @@ def _print_answers(console: Console, answers: Sequence[Answer], questions: Seque
         table.add_row(Text(answer.question), Text(answer.text), *cells)
     console.print(table)
     console.print(
-        "'found' counts the documents that the answer takes. How good the answers are is the model's part: the default one"
-        " has 135 million parameters and was not trained to embed. The server's part is below.\n",
+        "'found' counts the documents that the answer takes. How good the answers are is the model's part: the default"
+        " one has 135 million parameters and was not trained to embed. The server's part is below.\n",
         style="dim",
     )
 

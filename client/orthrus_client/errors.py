@@ -1,14 +1,16 @@
 """The errors a call may end with, and how gRPC's and HTTP's status codes become them.
 
 Triton's HTTP generate endpoints answer 400 to every error of the model, an overload included. The server therefore
-begins the message of such an error with `OVERLOAD`, and that is what is looked for here.
+begins the message of an overload with `OVERLOAD`, and that is what is looked for here.
 """
 
+import re
 from http import HTTPStatus
 
 import grpc
 
 OVERLOAD = "unavailable: "
+_ENSEMBLE = r"(?:in ensemble '[^']*', )?"  # what Triton puts before the message of an ensemble's step
 
 
 class OrthrusError(Exception):
@@ -64,7 +66,7 @@ def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
 
 def http_error(status: int, message: str) -> OrthrusError:
     """The error behind an HTTP status; an error in the middle of a stream comes with the stream's own, 200."""
-    if OVERLOAD in message:
+    if re.match(_ENSEMBLE + OVERLOAD, message):
         return Unavailable(message)
     return _BY_HTTP_STATUS.get(status, OrthrusError)(message or f"HTTP status {status}")
 

@@ -77,17 +77,15 @@ class IterativeRetriever:
         prompt: Prompt = default_prompt,
         sampling: Sampling | None = None,
         embedding: EmbedOptions | None = None,
-        wording: Callable[[str], str] = str,
         on_step: Callable[[Step], None] | None = None,
     ) -> None:
-        """Prepares a retriever; `embedding` and `wording` have to fit how the documents of `index` were embedded.
+        """Prepares a retriever; `embedding` has to fit how the documents of `index` were embedded.
 
         Args:
             rounds: of retrieval and generation, for every question.
             top_k: documents per round.
             prompt: makes the messages of a round from the question and the documents, best first.
             sampling: by default greedy, 64 tokens.
-            wording: puts a query into the words that the embedding model expects around it.
             on_step: is called after every round, on the event loop: it has to be quick.
 
         Raises:
@@ -103,7 +101,6 @@ class IterativeRetriever:
         self._prompt = prompt
         self._sampling: Sampling = {"max_tokens": 64, "temperature": 0.0} if sampling is None else sampling
         self._embedding: EmbedOptions = embedding or {}
-        self._wording = wording
         self._on_step = on_step
 
     async def ask(self, question: str, *, timeout: float | None = None) -> Answer:
@@ -138,7 +135,7 @@ class IterativeRetriever:
 
     async def _step(self, number: int, question: str, query: str, timeout: float | None) -> Step:
         started = time.perf_counter()
-        vectors = await self._client.embed(self._wording(query), timeout=timeout, **self._embedding)
+        vectors = await self._client.embed(query, timeout=timeout, **self._embedding)
         embedded = time.perf_counter()
         hits = await asyncio.to_thread(self._index.search, vectors[0], self._top_k)  # a large index takes its time
         searched = time.perf_counter()

@@ -87,8 +87,8 @@ class TritonProcess:
     def watch(self, idle: Callable[[], bool]) -> None:
         """Return when the server has ended because `stop` was called.
 
-        `idle` says whether no request is being worked on. A tritonserver that was told to stop takes no new connections,
-        but waits for open ones to be closed, used or not. One that stays idle has nothing to wait for and is ended.
+        `idle` says whether no request is being worked on. A tritonserver that was told to stop takes no new connections
+        and waits until open ones are closed, used or not. One that stays idle has nothing to wait for and is ended.
 
         Raises:
             ServerError: it ended by itself, one of its stub processes died, or requests had to be cut off.

@@ -75,7 +75,7 @@ class Session:
         arguments: dict[str, object] = {
             "model-repository": layout.models,
             "backend-directory": layout.backends,
-            "exit-timeout-secs": math.ceil(self.drain_timeout + STOP_SECONDS),
+            "exit-timeout-secs": math.ceil(self.drain_timeout) + 10,  # later than this process ends it
             "log-warning": self.log_level != "error",
             "log-info": self.log_level in ("info", "debug"),
             "log-verbose": int(self.log_level == "debug"),

@@ -16,7 +16,7 @@ from orthrus_backend.triton.responder import CODED
 from orthrus_backend.validation import shown
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
-_TRITON_PARAMETERS = ("sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CODED)
+_TRITON_PARAMETERS = ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CODED)
 
 TokenIds = list[int]
 P = TypeVar("P", SamplingParams, EmbeddingParams)

@@ -1,0 +1,58 @@
+"""The demo as its user runs it."""
+
+import json
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.serving import RunningServer, left_over
+
+EXAMPLES = Path(__file__).parents[2] / "client" / "examples"
+DEMO = [sys.executable, str(EXAMPLES / "demo.py")]
+
+
+def test_the_demo_answers_every_question_in_two_rounds(server: RunningServer) -> None:
+    command = [*DEMO, "--url", server.grpc, "--metrics-url", server.metrics]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
+    corpus = json.loads((EXAMPLES / "corpus.json").read_text())
+    for question in corpus["questions"]:
+        for number in (1, 2):
+            assert f"round {number}  {question['text']}" in done.stdout
+    assert "40 embed, 10 generate" in done.stdout
+    mixed = re.search(r"(\d+) of \d+ ran embeddings and generations", done.stdout)
+    assert mixed
+    assert int(mixed[1]) > 0
+
+
+def test_the_corpus_is_sound() -> None:
+    corpus = json.loads((EXAMPLES / "corpus.json").read_text())
+    ids = [document["id"] for document in corpus["documents"]]
+    assert len(ids) == len(set(ids))
+    assert len(corpus["questions"]) == 5
+    assert all(len(question["needs"]) == 2 and set(question["needs"]) <= set(ids) for question in corpus["questions"])
+
+
+def test_a_server_that_is_not_there_is_said_in_one_line() -> None:
+    command = [*DEMO, "--url", "127.0.0.1:1", "--metrics-url", "127.0.0.1:1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: ")
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_no_process(number: signal.Signals) -> None:
+    demo = psutil.Popen(DEMO, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    deadline = time.monotonic() + 60
+    while not (children := demo.children(recursive=True)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    demo.send_signal(number)
+    assert demo.wait(60) == 130
+    assert not left_over(children, within=10)
