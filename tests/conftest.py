@@ -16,9 +16,9 @@ __all__ = ["RunningServer"]  # what `server` is, for annotations
 
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
-    """A real server with the default model in float32; one for all tests."""
+    """A real server with the default model in float32, at most 1024 tokens a request; one for all tests."""
     log = tmp_path_factory.mktemp("server") / "stderr.log"
-    with running(orthrus_serve("--dtype=float32"), log) as running_server:
+    with running(orthrus_serve("--dtype=float32", "--max-model-len=1024"), log) as running_server:
         yield running_server
 
 

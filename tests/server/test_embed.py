@@ -60,10 +60,10 @@ def test_an_instruction_stands_before_every_text(server: RunningServer, referenc
 
 
 def test_a_long_text_is_cut_where_asked_for(server: RunningServer) -> None:
-    text = "word " * 9000
+    text = "word " * 1100
     for truncate in ("end", "start"):
         vectors, tokens = infer(server, "grpc", [text], truncate=truncate)
-        assert tokens.tolist() == [8192]
+        assert tokens.tolist() == [1024]
         assert np.isfinite(vectors).all()
 
 
