@@ -27,7 +27,7 @@ from tests.reference import Reference, prompts, texts
 from tests.serving import RunningServer
 
 GREEDY: Sampling = {"max_tokens": 12, "temperature": 0.0}
-LONG: Sampling = {"max_tokens": 4000, "temperature": 0.0, "ignore_eos": True}
+LONG: Sampling = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
 CHAT: list[Message] = [{"role": "user", "content": "Name a colour."}]
 
 
