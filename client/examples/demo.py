@@ -1,7 +1,8 @@
-"""Answers five questions by iterative retrieval, all at once, through a real server; run by `make demo`.
+"""Answers five questions by iterative retrieval through a real server; run by `make demo`.
 
 Starts a server of its own (or uses a running one, see --url), embeds the corpus beside this file through it, and asks.
-Embeddings and generations of different questions then meet at the server, which runs them in shared steps.
+The questions come one after the other, as users send them, and none waits for the one before. So the embeddings of one
+meet the generations of others at the server, which runs them in shared steps.
 
 The default model was not trained to embed, so the index whitens its vectors, see orthrus_client.index.
 """
@@ -31,8 +32,14 @@ from server_metrics import Counts, counts_since, read_counts
 
 CORPUS = Path(__file__).with_name("corpus.json")
 TIMEOUT = 60.0  # seconds for one call
+INTERVAL = 0.5  # seconds from question to question
 TOP_K = 5
 WHITEN = 24  # of 576 dimensions, by 30 documents
+
+ABOUT_THE_MODEL = """\
+The default model is tiny, 135 million parameters, and was not trained to embed: documents and answers will often be
+wrong. What there is to see is how the parts work together.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +87,14 @@ async def _ask(console: Console, url: str, corpus: dict[str, Any], rounds: int) 
             sampling={"max_tokens": 48, "temperature": 0.0},
             on_step=lambda step: _print_step(console, step),
         )
-        console.print(f"[bold]Asking {len(questions)} questions at once[/], {rounds} rounds each\n")
-        answers = await retriever.ask_all(questions, timeout=TIMEOUT)
+        console.print(f"[bold]Asking {len(questions)} questions[/], one every {INTERVAL} s, {rounds} rounds each")
+        console.print(ABOUT_THE_MODEL, style="dim")
+
+        async def ask(number: int) -> Answer:
+            await asyncio.sleep(number * INTERVAL)
+            return await retriever.ask(questions[number], timeout=TIMEOUT)
+
+        answers = await asyncio.gather(*map(ask, range(len(questions))))
     return answers, len(documents) + 2 * rounds * len(questions)
 
 
@@ -104,19 +117,14 @@ def _print_step(console: Console, step: Step) -> None:
 
 def _print_answers(console: Console, answers: Sequence[Answer], questions: Sequence[Question]) -> None:
     rounds = len(answers[0].steps)
-    table = Table(title="Answers", title_justify="left")
-    for heading in ("question", "answer", *(f"found in round {number + 1}" for number in range(rounds))):
+    table = Table(title="Answers, and documents needed that retrieval returned", title_justify="left")
+    for heading in ("question", "answer", *(f"round {number + 1}" for number in range(rounds))):
         table.add_column(heading)
     for answer, question in zip(answers, questions, strict=True):
         found = [question.needs & {hit.document.id for hit in step.hits} for step in answer.steps]
         cells = [f"{len(ids)} of {len(question.needs)}" for ids in found]
         table.add_row(Text(answer.question), Text(answer.text), *cells)
     console.print(table)
-    console.print(
-        "'found' counts the documents that the answer takes. How good the answers are is the model's part: the default"
-        " one has 135 million parameters and was not trained to embed. The server's part is below.\n",
-        style="dim",
-    )
 
 
 def _print_counts(console: Console, counts: Counts, seconds: float) -> None:
@@ -125,7 +133,10 @@ def _print_counts(console: Console, counts: Counts, seconds: float) -> None:
     table.add_row("requests", ", ".join(f"{number} {kind}" for kind, number in sorted(requests.items())))
     table.add_row("tokens", ", ".join(f"{number} {kind}" for kind, number in sorted(tokens.items())))
     table.add_row("steps", ", ".join(f"{number} {kind}" for kind, number in sorted(steps.items())))
-    table.add_row("mixed steps", f"{steps['mixed']} of {steps.total()} ran embeddings and generations together")
+    embedding_steps = steps["embed"] + steps["mixed"]
+    table.add_row(
+        "mixed steps", f"{steps['mixed']} of the {embedding_steps} steps with embeddings had generations, too"
+    )
     table.add_row("embeddings/s", f"{requests['embed'] / seconds:.1f}")
     table.add_row("tokens/s", f"{tokens.total() / seconds:.0f}, of them {tokens['decode'] / seconds:.0f} generated")
     console.print(table)
@@ -153,7 +164,7 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--url", metavar="HOST:PORT", help="gRPC address of a running server; default: start one")
     parser.add_argument("--metrics-url", metavar="HOST:PORT", default="127.0.0.1:8002", help="its metrics address")
-    parser.add_argument("--rounds", type=int, default=2, help="rounds of retrieval per question (default: 2)")
+    parser.add_argument("--rounds", type=int, default=3, help="rounds of retrieval per question (default: 3)")
     return parser.parse_args()
 
 

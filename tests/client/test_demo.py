@@ -17,16 +17,16 @@ EXAMPLES = Path(__file__).parents[2] / "client" / "examples"
 DEMO = [sys.executable, str(EXAMPLES / "demo.py")]
 
 
-def test_the_demo_answers_every_question_in_two_rounds(server: RunningServer) -> None:
+def test_the_demo_answers_every_question_in_three_rounds(server: RunningServer) -> None:
     command = [*DEMO, "--url", server.grpc, "--metrics-url", server.metrics]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     corpus = json.loads((EXAMPLES / "corpus.json").read_text())
     for question in corpus["questions"]:
-        for number in (1, 2):
+        for number in (1, 2, 3):
             assert f"round {number}  {question['text']}" in done.stdout
-    assert "40 embed, 10 generate" in done.stdout
-    mixed = re.search(r"(\d+) of \d+ ran embeddings and generations", done.stdout)
+    assert "45 embed, 15 generate" in done.stdout
+    mixed = re.search(r"(\d+) of the \d+ steps with embeddings", done.stdout)
     assert mixed
     assert int(mixed[1]) > 0
 
