@@ -42,12 +42,15 @@ class Scheduler:
 
     Invariants: a queue is in order of arrival and only its head may own blocks; `running` are generations whose known
     tokens are all computed but the last, in order of arrival.
+
+    With `whole_embeds` texts are never cut, as an encoder wants it: each is computed in one step, or refused.
     """
 
-    def __init__(self, settings: SchedulerSettings, pool: BlockPool, policy: Policy | None = None) -> None:
+    def __init__(self, settings: SchedulerSettings, pool: BlockPool, whole_embeds: bool = False) -> None:
         self.settings = settings
+        self.whole_embeds = whole_embeds
         self.pool = pool
-        self.policy = policy or make_policy(settings)
+        self.policy = make_policy(settings)
         self.queues: dict[Kind, Queue] = {
             Kind.EMBED: Queue(),
             Kind.GENERATE: Queue(settings.count_expected_output),
@@ -61,13 +64,18 @@ class Scheduler:
         """Refuse what could never be computed.
 
         Raises:
-            ValueError: the request alone needs more blocks than there are.
+            ValueError: the request alone needs more blocks, or more of a step, than there is.
         """
         tokens = request.total
         if isinstance(request, GenerateRequest):
             tokens += request.max_tokens - 1  # keys of the last token are never read
-        elif tokens <= min(self._chunk, self.settings.token_budget - self.settings.max_running):
+        elif tokens <= self.longest_whole:
             return  # fits a turn beside every running generation: needs no block
+        elif self.whole_embeds:
+            raise ValueError(
+                f"a text of {tokens} tokens does not fit one step, and this model cannot compute it in parts; the limit "
+                f"is {self.longest_whole} (token_budget {self.settings.token_budget} - max_running)"
+            )
         if self.pool.needed(tokens) > self.pool.num_blocks:
             capacity = self.pool.num_blocks * self.pool.block_size
             detail = f"prompt {request.total}"
@@ -156,6 +164,12 @@ class Scheduler:
             assert queue.tokens == fresh.tokens, f"{kind} queue counts {queue.tokens} tokens instead of {fresh.tokens}"
 
     @property
+    def longest_whole(self) -> int:
+        """Tokens of a text that can be computed in one turn whatever else is running."""
+        room = self.settings.token_budget - self.settings.max_running
+        return room if self.whole_embeds else min(self._chunk, room)
+
+    @property
     def _chunk(self) -> int:
         return self.settings.chunk_size or self.settings.token_budget
 
@@ -192,6 +206,8 @@ class Scheduler:
         preempt: it would be preempted next.
         """
         start = head.computed + draft.planned(head)
+        if self.whole_embeds and head.kind is Kind.EMBED:
+            return head.total if head.total <= draft.left else 0
         tokens = min(self._chunk, head.total - start, draft.left)
         if isinstance(head, GenerateRequest):
             if len(self.running) + draft.entering >= self.settings.max_running:
