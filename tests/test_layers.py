@@ -20,6 +20,7 @@ LAYERS = (
     ("model",),
     ("adapter_config", "adapters", "pooling", "draws", "logit_edits", "sampling", "detokenize", "tokenization"),
     ("runner", "self_check", "intake"),
+    ("split_runner",),
     ("accounting", "delivery", "engine"),
     ("default_model",),
     ("assembly",),

@@ -12,7 +12,7 @@ from orthrus_backend.config import SchedulerSettings
 from orthrus_backend.outputs import Embedded, Ended, Output, Produced, StepResult
 from orthrus_backend.plan import Plan, Slice
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Kind, Outcome, Request, TokenLogprobs
-from orthrus_backend.scheduling.policy import Backlog, Policy, make_policy
+from orthrus_backend.scheduling.policy import Backlog, make_policy
 from orthrus_backend.scheduling.queue import Queue
 
 
@@ -73,8 +73,8 @@ class Scheduler:
             return  # fits a turn beside every running generation: needs no block
         elif self.whole_embeds:
             raise ValueError(
-                f"a text of {tokens} tokens does not fit one step, and this model cannot compute it in parts; the limit "
-                f"is {self.longest_whole} (token_budget {self.settings.token_budget} - max_running)"
+                f"a text of {tokens} tokens does not fit one step, and this model cannot compute it in parts; "
+                f"the limit is {self.longest_whole} (token_budget {self.settings.token_budget} - max_running)"
             )
         if self.pool.needed(tokens) > self.pool.num_blocks:
             capacity = self.pool.num_blocks * self.pool.block_size

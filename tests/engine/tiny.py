@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers import models as families
 
 from orthrus_backend.adapters import AdapterSet
@@ -12,6 +12,7 @@ from orthrus_backend.attention import hook
 from orthrus_backend.attention.backend import make_attention
 from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import SchedulerSettings
+from orthrus_backend.engine import StepRunner
 from orthrus_backend.kv_cache import KVCache
 from orthrus_backend.model import Backbone
 from orthrus_backend.outputs import Embedded, Output, Produced
@@ -20,6 +21,7 @@ from orthrus_backend.request import EmbedRequest, GenerateRequest, Request
 from orthrus_backend.runner import Runner
 from orthrus_backend.sampling import Sampler
 from orthrus_backend.scheduling.scheduler import Scheduler
+from orthrus_backend.split_runner import SplitRunner
 
 VOCABULARY = 199
 _SIZES: dict[str, Any] = {
@@ -65,17 +67,45 @@ def backbone(family: str = "llama", dtype: torch.dtype = torch.float32) -> Backb
     return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
 
 
+def encoder_configs() -> dict[str, PretrainedConfig]:
+    """Tiny models whose tokens see the whole text, and one decoder that embeds beside another model."""
+    sizes = {**_SIZES, "intermediate_size": 96}
+    gemma = families.Gemma3TextConfig(**_GROUPED, head_dim=16, sliding_window=8)
+    gemma.use_bidirectional_attention = True
+    return {
+        "bert": families.BertConfig(**sizes),
+        "xlm-roberta": families.XLMRobertaConfig(**{**sizes, "pad_token_id": 1}),
+        "distilbert": families.DistilBertConfig(**sizes),
+        "modernbert": families.ModernBertConfig(**sizes, local_attention=16),
+        "gemma3-bidirectional": gemma,
+        "qwen3": families.Qwen3Config(**_GROUPED, head_dim=24),
+    }
+
+
+def encoder(family: str) -> Backbone:
+    """A tiny random embedding model on the CPU, without a language model's head."""
+    hook.register()
+    torch.manual_seed(1)
+    config = encoder_configs()[family]
+    config.initializer_range = 0.2
+    model = AutoModel.from_config(config, attn_implementation=hook.NAME, dtype=torch.float32)
+    return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
+
+
 class Bench:
     """Scheduler and runner over one backbone, stepped by hand; integrity is checked after every step."""
 
-    def __init__(self, model: Backbone, num_blocks: int = 256, **settings: Any) -> None:
+    def __init__(
+        self, model: Backbone, num_blocks: int = 256, embedder: Backbone | None = None, **settings: Any
+    ) -> None:
         values = {"token_budget": 64, "chunk_size": 16, "max_running": 16} | settings
-        attention = make_attention(model.device)
-        pool = BlockPool(num_blocks, attention.block_size)
-        cache = KVCache(model.layer_shapes(), num_blocks, attention.block_size, model.dtype, model.device)
+        pool = BlockPool(num_blocks, make_attention(model.device).block_size)
         self.adapters = AdapterSet(model.model)
-        self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool)
-        self.runner = Runner(model, attention, cache, self.adapters, Sampler(int(model.config.vocab_size)))
+        whole_embeds = embedder is not None and not embedder.layer_shapes()
+        self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool, whole_embeds)
+        self.runner: StepRunner = _runner(model, pool, self.adapters)
+        if embedder is not None:
+            self.runner = SplitRunner(_runner(embedder, pool, AdapterSet(embedder.model)), self.runner)
         self.compositions: list[str] = []
 
     def step(self) -> list[Output]:
@@ -99,6 +129,12 @@ class Bench:
                     results.setdefault(output.request, []).append(output.token.token)
         assert self.scheduler.pool.used == 0
         return results
+
+
+def _runner(model: Backbone, pool: BlockPool, adapters: AdapterSet) -> Runner:
+    attention = make_attention(model.device)
+    cache = KVCache(model.layer_shapes(), pool.num_blocks, pool.block_size, model.dtype, model.device)
+    return Runner(model, attention, cache, adapters, Sampler(int(model.config.vocab_size)))
 
 
 def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: str | None = None) -> EmbedRequest:
