@@ -76,12 +76,21 @@ class Delivery:
         try:
             request.reply.deliver(output)
         except Exception:
-            _log.exception("request %s: its receiver failed; it is cancelled", request.id)
-            self._cancel(request)
+            self._give_up(request)
 
     def _poll(self) -> None:
         with self._lock:
             watched = list(self._watched.values())
         for request in watched:
-            if request.reply.cancelled():
-                self._cancel(request)
+            try:
+                if request.reply.cancelled():
+                    self._cancel(request)
+            except Exception:
+                self._give_up(request)
+
+    def _give_up(self, request: Request) -> None:
+        """A receiver raised: it must not take the thread, and with it everybody's answers, along."""
+        _log.exception("request %s: its receiver failed; it is cancelled", request.id)
+        with self._lock:
+            self._watched.pop(id(request), None)
+        self._cancel(request)

@@ -169,6 +169,20 @@ def test_a_receiver_that_raises_ends_only_its_own_request() -> None:
     assert bench.scheduler.pool.used == 0
 
 
+def test_a_receiver_that_cannot_be_asked_ends_only_its_own_request() -> None:
+    engine, _ = started(lambda step: time.sleep(0.01))
+    bad, good = generate(random_ids(9, 1), 400), generate(random_ids(9, 2), 30)
+    inboxes = send(engine, bad, good)
+
+    def cancelled() -> bool:
+        raise BrokenPipeError("the client went away")
+
+    bad.reply.cancelled = cancelled
+    assert inboxes[0].outcome() is Outcome.CANCELLED
+    assert inboxes[1].outcome() is Outcome.LENGTH
+    engine.close()
+
+
 def test_a_request_that_never_fits_is_refused_and_takes_none_of_its_call_with_it() -> None:
     engine, _ = started(num_blocks=8)
     with pytest.raises(ValueError, match="the limit is 128"):
