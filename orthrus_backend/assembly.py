@@ -13,7 +13,11 @@ from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.default_model import ensure_default_model
 from orthrus_backend.detokenize import Detokenizer
+from orthrus_backend.embed_intake import EmbedIntake
+from orthrus_backend.embedding_head import EmbeddingHead
+from orthrus_backend.embedding_recipe import EmbeddingRecipe
 from orthrus_backend.engine import Engine
+from orthrus_backend.generate_intake import GenerateIntake
 from orthrus_backend.intake import Intake
 from orthrus_backend.kv_cache import KVCache
 from orthrus_backend.model import Backbone, load_backbone
@@ -47,6 +51,7 @@ def build_service(settings: EngineSettings) -> Service:
         torch.set_num_threads(settings.model.threads)
     location = settings.model.model or str(ensure_default_model())
     backbone = load_backbone(location, settings.model)
+    recipe = EmbeddingRecipe.read(location)
     tokenization = Tokenization(location, backbone.config)
     attention = make_attention(backbone.device)
     shapes = backbone.layer_shapes()
@@ -58,15 +63,31 @@ def build_service(settings: EngineSettings) -> Service:
     block_bytes = KVCache.block_bytes(shapes, attention.block_size, backbone.dtype)
     pool = BlockPool(_num_blocks(settings, block_bytes, backbone.device), attention.block_size)
     cache = KVCache(shapes, pool.num_blocks, pool.block_size, backbone.dtype, backbone.device)
-    runner = Runner(backbone, attention, cache, adapters, Sampler(tokenization.vocab_size))
+    head = EmbeddingHead(recipe.steps, backbone.device)
+    runner = Runner(backbone, attention, cache, adapters, Sampler(tokenization.vocab_size), head)
 
     def make_text(params: SamplingParams) -> Detokenizer:
         return Detokenizer(tokenization.backend, params.stop, params.include_stop_str_in_output, params.min_tokens)
 
+    limit = _limit(settings, backbone, pool)
     intake = Intake(
-        tokenization, _limit(settings, backbone, pool), int(backbone.config.hidden_size), adapters.names, make_text
+        GenerateIntake(tokenization, limit, adapters.names, make_text),
+        EmbedIntake(
+            _for_texts(tokenization, location, backbone, recipe),
+            recipe,
+            limit,
+            int(backbone.config.hidden_size),
+            adapters.names,
+        ),
     )
     return Service(Engine(Scheduler(settings.scheduler, pool), runner), intake, tokenization)
+
+
+def _for_texts(tokenization: Tokenization, location: str, backbone: Backbone, recipe: EmbeddingRecipe) -> Tokenization:
+    """How texts to embed are tokenised: as prompts are, or by a tokenizer of their own where the recipe asks for it."""
+    if not (recipe.do_lower_case or recipe.append_eos):
+        return tokenization
+    return Tokenization(location, backbone.config, lowercase=recipe.do_lower_case, append_eos=recipe.append_eos)
 
 
 def _num_blocks(settings: EngineSettings, block_bytes: int, device: torch.device) -> int:

@@ -103,7 +103,7 @@ class Bench:
 
 def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: str | None = None) -> EmbedRequest:
     """An embedding that is not normalised, so that differences show."""
-    return EmbedRequest("", list(ids), adapter, 0.0, pooling=pooling, normalize=False)
+    return EmbedRequest("", list(ids), adapter, 0.0, pooling=(pooling,), normalize=False)
 
 
 def generate(
