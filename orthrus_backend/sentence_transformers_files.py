@@ -7,7 +7,7 @@ together.
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar, get_args
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
@@ -45,7 +45,8 @@ def _module_name(reference: object) -> object:
     if isinstance(reference, str):
         folder, _, name = reference.rpartition(".")
         folder = folder.removesuffix(f".{name}").removesuffix(f".{name.lower()}")
-        if folder in (f"sentence_transformers.{known}" for known in MODULE_FOLDERS):
+        known = name in get_args(ModuleName) and folder.startswith("sentence_transformers.")
+        if known and folder.removeprefix("sentence_transformers.") in MODULE_FOLDERS:
             return name
     return reference
 

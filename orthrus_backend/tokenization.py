@@ -1,13 +1,12 @@
 """Text to token ids and back: chat templates, truncation, special tokens. Knows no tensors, no scheduler."""
 
 from collections.abc import Mapping, Sequence
-from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 
 import tokenizers
 from jinja2 import TemplateError
-from tokenizers import normalizers, processors
+from tokenizers import normalizers
 from tokenizers.processors import TemplateProcessing
 from transformers import AutoTokenizer, GenerationConfig, PretrainedConfig
 
@@ -86,17 +85,27 @@ class Tokenization:
 
     def leading_special(self) -> int:
         """Special tokens before every text."""
-        mask = self.backend.encode("a", add_special_tokens=True).special_tokens_mask
-        return len(list(takewhile(bool, mask)))
+        return len(self._special_around()[0])
+
+    def _special_around(self) -> tuple[list[str], list[str]]:
+        """The special tokens before and after every text."""
+        encoding = self.backend.encode("a", add_special_tokens=True)
+        tokens, mask = encoding.tokens, encoding.special_tokens_mask
+        first = mask.index(0) if 0 in mask else len(mask)
+        return tokens[:first], [token for token, special in zip(tokens[first:], mask[first:], strict=True) if special]
 
     def _append_eos(self) -> None:
+        """Make the end-of-sequence token one of those after every text, so that truncation leaves room for it."""
         eos, eos_id = self._tokenizer.eos_token, self._tokenizer.eos_token_id
         if eos is None:
             raise ValueError("the model's files ask for an end-of-sequence token, and its tokenizer has none")
-        if self.encode("a")[-1] != eos_id:
-            after = TemplateProcessing(single=f"$A {eos}", special_tokens=[(eos, eos_id)])
-            before = self.backend.post_processor
-            self.backend.post_processor = after if before is None else processors.Sequence([before, after])
+        before, after = self._special_around()
+        if eos in after:
+            return
+        special = {token: self.backend.token_to_id(token) for token in (*before, *after)} | {eos: eos_id}
+        self.backend.post_processor = TemplateProcessing(
+            single=[*before, "$A", *after, eos], special_tokens=list(special.items())
+        )
 
 
 def _lowercase(backend: tokenizers.Tokenizer) -> None:
