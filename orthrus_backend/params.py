@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from orthrus_backend.validation import one_line, shown
 
-PoolingMode = Literal["mean", "weighted_mean", "cls", "last"]
+PoolingMode = Literal["mean", "mean_sqrt_len", "weighted_mean", "max", "cls", "last"]
 GREEDY_TEMPERATURE = 1e-3  # at or below it, division by the temperature only adds rounding: the maximum is taken
 
 
@@ -20,6 +20,7 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
+_Modes = Annotated[tuple[PoolingMode, ...], Field(min_length=1, max_length=6), BeforeValidator(_listed)]
 _Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
 
 
@@ -96,9 +97,12 @@ class SamplingParams(_Params):
 
 
 class EmbeddingParams(_Params):
-    """How one text becomes a vector; None leaves a choice to the model's own files."""
+    """How one text becomes a vector; None leaves a choice to the model's own files.
 
-    pooling: PoolingMode | None = None
+    The vectors of several pooling modes are concatenated. An empty instruction means none, not even the model's own.
+    """
+
+    pooling: _Modes | None = None
     normalize: bool | None = None
     dimensions: int | None = Field(None, ge=1)
     prompt_name: str | None = None

@@ -10,7 +10,7 @@ from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
 
-def model_parameter(value: str) -> str:
+def model_parameter(option: str, value: str) -> str:
     """`value` as the server takes it, which runs elsewhere: an absolute path, or a hub id; empty stays empty."""
     path = Path(value).expanduser()
     if not value:
@@ -19,13 +19,13 @@ def model_parameter(value: str) -> str:
         try:
             validate_repo_id(value)
         except HFValidationError:
-            raise ValueError(f"--model {value!r}: no such folder, and no hub id (name or owner/name) either") from None
+            raise ValueError(f"{option} {value!r}: no such folder, and no hub id (name or owner/name) either") from None
         return value
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ValueError(f"--model {value!r}: no such file")
+            raise ValueError(f"{option} {value!r}: no such file")
     elif not (path / "config.json").is_file():
-        raise ValueError(f"--model {value!r}: the folder has no config.json")
+        raise ValueError(f"{option} {value!r}: the folder has no config.json")
     return str(path.resolve())
 
 

@@ -139,7 +139,7 @@ def _runner(model: Backbone, pool: BlockPool, adapters: AdapterSet) -> Runner:
 
 def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: str | None = None) -> EmbedRequest:
     """An embedding that is not normalised, so that differences show."""
-    return EmbedRequest("", list(ids), adapter, 0.0, pooling=pooling, normalize=False)
+    return EmbedRequest("", list(ids), adapter, 0.0, pooling=(pooling,), normalize=False)
 
 
 def generate(

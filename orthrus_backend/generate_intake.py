@@ -1,0 +1,75 @@
+"""Makes generations from what callers send, and refuses what the model cannot serve, before anything is queued.
+
+Knows no tensors of any protocol and no threads.
+"""
+
+import secrets
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from orthrus_backend.params import SamplingParams
+from orthrus_backend.prompt_checks import PromptChecks
+from orthrus_backend.request import GenerateRequest, TextStream
+from orthrus_backend.tokenization import Tokenization
+
+DEFAULT_MAX_TOKENS = 16  # vLLM's default, or less where the prompt leaves less room
+MakeText = Callable[[SamplingParams], TextStream]
+
+
+class GenerateIntake:
+    """Validates and tokenises prompts. `limit`: tokens of prompt and output together."""
+
+    def __init__(self, tokenization: Tokenization, limit: int, adapters: Collection[str], make_text: MakeText) -> None:
+        self._tokenization = tokenization
+        self._checks = PromptChecks(tokenization, limit, adapters)
+        self._make_text = make_text
+
+    def __call__(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        *,
+        request_id: str = "",
+        needs_logprobs: bool = False,
+    ) -> GenerateRequest:
+        """A generation from a text, from token ids, or from chat messages.
+
+        Raises:
+            ValueError: names the value and the limit.
+        """
+        ids = self._checks.prompt_ids(self._prompt_ids(prompt))
+        room = self._checks.limit - len(ids) + 1  # the last token is produced, never computed
+        max_tokens = params.max_tokens or min(DEFAULT_MAX_TOKENS, max(room, 1))
+        if max_tokens > room:
+            raise ValueError(
+                f"a prompt of {len(ids)} tokens and max_tokens {max_tokens} "
+                f"exceed the model's limit of {self._checks.limit} tokens"
+            )
+        self._checks.ids("stop_token_ids", params.stop_token_ids)
+        self._checks.ids("logit_bias", params.logit_bias)
+        eos = frozenset() if params.ignore_eos else self._tokenization.eos_ids
+        return GenerateRequest(
+            id=request_id,
+            tokens=ids,
+            adapter=self._checks.adapter(params.adapter),
+            arrival=time.monotonic(),
+            params=params,
+            prompt_length=len(ids),
+            max_tokens=max_tokens,
+            stop_ids=eos | frozenset(params.stop_token_ids),
+            bad_words=tuple(ids for word in params.bad_words for ids in self._tokenization.word_ids(word)),
+            seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
+            text=self._make_text(params),
+            needs_logprobs=needs_logprobs or params.logprobs is not None,
+        )
+
+    def _prompt_ids(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        if isinstance(prompt, str):
+            if not prompt:
+                raise ValueError("the prompt is empty")
+            self._checks.size(prompt)
+            return self._tokenization.encode(prompt)
+        if prompt and isinstance(prompt[0], Mapping):
+            return self._tokenization.encode_chat(prompt)  # type: ignore[arg-type]  # messages, as the first one shows
+        return prompt  # type: ignore[return-value]
