@@ -6,6 +6,7 @@ Knows no tensors of any protocol and no threads.
 import secrets
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from orthrus_backend.params import SamplingParams
@@ -63,6 +64,32 @@ class GenerateIntake:
             text=self._make_text(params),
             needs_logprobs=needs_logprobs or params.logprobs is not None,
         )
+
+    def continuations(
+        self,
+        prompt: str | Sequence[int] | Sequence[Mapping[str, Any]],
+        params: SamplingParams,
+        *,
+        request_id: str = "",
+        needs_logprobs: bool = False,
+    ) -> list[GenerateRequest]:
+        """The `params.n` generations of one prompt, each as if it were asked for alone; the i-th has `seed + i`.
+
+        Raises:
+            ValueError: as for a single one.
+        """
+        first = self(prompt, params, request_id=request_id, needs_logprobs=needs_logprobs)
+        others = (
+            replace(
+                first,
+                tokens=list(first.tokens),
+                blocks=[],
+                seed=secrets.randbits(64) if params.seed is None else (params.seed + i) % 2**64,
+                text=self._make_text(params),
+            )
+            for i in range(1, params.n)
+        )
+        return [first, *others]
 
     def _prompt_ids(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> Sequence[int]:
         if isinstance(prompt, str):

@@ -8,13 +8,15 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GgufConfig, PretrainedConfig
 
 from orthrus_backend.attention import hook
 from orthrus_backend.attention.backend import StepAttention
 from orthrus_backend.attention.probe import ProbeStep
 from orthrus_backend.config import ModelSettings
 from orthrus_backend.kv_cache import LayerShape
+
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
 
 class Backbone:
@@ -108,12 +110,16 @@ def load_backbone(location: str, settings: ModelSettings, head: bool = True) -> 
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     hook.register()
+    _refuse_pickles(Path(location))
     source = pretrained_source(location)
+    # plain matrices in every case: packed ones would compute in a number format of their own, and take no adapter
+    unpacked: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True)} if "gguf_file" in source else {}
     try:
         config = AutoConfig.from_pretrained(**source, trust_remote_code=False)
         _refuse_what_cannot_be_exact(config.get_text_config())
         loaded: Any = (AutoModelForCausalLM if head else AutoModel).from_pretrained(
             **source,
+            **unpacked,
             dtype=dtype,
             attn_implementation=hook.NAME,
             use_safetensors=True,
@@ -137,6 +143,13 @@ def pretrained_source(location: str) -> dict[str, str]:
     if path.suffix == ".gguf":
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     return {"pretrained_model_name_or_path": location}
+
+
+def _refuse_pickles(path: Path) -> None:
+    """Refuse a folder whose only weights are pickles, which could run code while they are read."""
+    if path.is_dir() and not any(path.glob("*.safetensors")):
+        for pickled in sorted(file for file in path.iterdir() if file.suffix in _PICKLES):
+            raise ValueError(f"{pickled} is a pickle and is not loaded; save the model as safetensors")
 
 
 def _refuse_what_cannot_be_exact(config: PretrainedConfig) -> None:

@@ -62,7 +62,7 @@ class SamplingParams(_Params):
     top_k: int = Field(0, ge=-1)  # 0 and -1: all tokens
     min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    n: int = Field(1, ge=1, le=1)  # one continuation per request
+    n: int = Field(1, ge=1, le=16)  # continuations of the one prompt
     stop: _Words = Field((), max_length=16)
     stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
     include_stop_str_in_output: bool = False
@@ -88,6 +88,12 @@ class SamplingParams(_Params):
     def _minimum_below_maximum(self) -> Self:
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
+        return self
+
+    @model_validator(mode="after")
+    def _several_are_drawn(self) -> Self:
+        if self.n > 1 and self.greedy:
+            raise ValueError(f"n {self.n} with temperature {self.temperature:g}: greedy texts are all the same, n is 1")
         return self
 
     @property

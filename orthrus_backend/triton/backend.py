@@ -67,11 +67,13 @@ class TritonPythonModel:
 
     def _generate(self, call: GenerateCall, request_id: str, responder: Responder) -> None:
         needs_logprobs = bool(call.extras & {"cumulative_logprob", "logprobs"})
-        accepted = self._service.intake.generate(
+        accepted = self._service.intake.generate.continuations(
             call.prompt, call.params, request_id=request_id, needs_logprobs=needs_logprobs
         )
-        accepted.reply = GenerateReply(responder, call, self._service.tokenization)
-        self._service.engine.submit([accepted])
+        reply = GenerateReply(responder, call, self._service.tokenization, accepted)
+        for generation in accepted:
+            generation.reply = reply
+        self._service.engine.submit(accepted)
 
     def _embed(self, call: EmbedCall, request_id: str, responder: Responder) -> None:
         if not call.texts:

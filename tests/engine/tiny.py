@@ -35,6 +35,20 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _GROUPED = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
+# Trained for 32 positions, so that tests of a hundred tokens go well past them.
+_ROPE: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+_HALF_ROTARY: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 
 def configs() -> dict[str, PretrainedConfig]:
@@ -42,16 +56,19 @@ def configs() -> dict[str, PretrainedConfig]:
     neox = {**_SIZES, "intermediate_size": 96, "rotary_pct": 0.5}
     return {
         "llama": families.LlamaConfig(**_GROUPED),
-        "llama-untied": families.LlamaConfig(**_GROUPED, tie_word_embeddings=False),
+        "llama-tied": families.LlamaConfig(**_GROUPED, tie_word_embeddings=True),
+        **{f"llama-{kind}": families.LlamaConfig(**_GROUPED, rope_parameters=_ROPE[kind]) for kind in _ROPE},
         "mistral": families.MistralConfig(**_GROUPED, sliding_window=8),
         "qwen2": families.Qwen2Config(**_GROUPED),
         "qwen3": families.Qwen3Config(**_GROUPED, head_dim=24),
         "gemma2": families.Gemma2Config(**_GROUPED, head_dim=16, sliding_window=8),
         "gemma3": families.Gemma3TextConfig(**_GROUPED, head_dim=16, sliding_window=8),
         "phi3": families.Phi3Config(**_GROUPED),
+        "phi3-partial": families.Phi3Config(**_GROUPED, rope_parameters=_HALF_ROTARY),
         "gpt2": families.GPT2Config(**_SIZES),
         "opt": families.OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
         "gpt_neox": families.GPTNeoXConfig(**neox),
+        "gpt_neox-tied": families.GPTNeoXConfig(**neox, tie_word_embeddings=True),
         "cohere": families.CohereConfig(**_GROUPED),
         "granite": families.GraniteConfig(**_GROUPED, logits_scaling=4.0, attention_multiplier=0.1),
     }
@@ -59,9 +76,13 @@ def configs() -> dict[str, PretrainedConfig]:
 
 def backbone(family: str = "llama", dtype: torch.dtype = torch.float32) -> Backbone:
     """A tiny random model on the CPU. Weights are large enough for attention to matter."""
+    return from_config(configs()[family], dtype)
+
+
+def from_config(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> Backbone:
+    """The same for any configuration."""
     hook.register()
     torch.manual_seed(0)
-    config = configs()[family]
     config.initializer_range = 0.2
     model = AutoModelForCausalLM.from_config(config, attn_implementation=hook.NAME, dtype=dtype)
     return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
@@ -90,6 +111,11 @@ def encoder(family: str) -> Backbone:
     config.initializer_range = 0.2
     model = AutoModel.from_config(config, attn_implementation=hook.NAME, dtype=torch.float32)
     return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
+
+
+def sizes() -> dict[str, Any]:
+    """The sizes that the tiny families share, for one more."""
+    return dict(_GROUPED)
 
 
 class Bench:

@@ -41,9 +41,7 @@ def test_both_models_answer_as_they_do_alone(
         assert answer.json()["text_output"] == reference.greedy_text(prompt, 8)
 
 
-def test_a_text_is_cut_where_the_encoders_own_files_say(
-    two_models: RunningServer, minilm: SentenceTransformer
-) -> None:
+def test_a_text_is_cut_where_the_encoders_own_files_say(two_models: RunningServer, minilm: SentenceTransformer) -> None:
     text = "many different words in a row " * 100
     vectors, tokens = infer(two_models, "http", [text], truncate="end")
     assert tokens.tolist() == [minilm.max_seq_length]
