@@ -43,8 +43,8 @@ class Service:
     tokenization: Tokenization
 
 
-def build_service(settings: EngineSettings) -> Service:
-    """Load everything, check it, start the engine.
+def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lambda: None) -> Service:
+    """Load everything, check it, start the engine; `on_failure` is called if it fails later, when all is answered.
 
     Raises:
         ValueError: something that was asked for cannot be served; the message names it.
@@ -82,7 +82,7 @@ def build_service(settings: EngineSettings) -> Service:
     runner: StepRunner = own
     if embedder is not None:
         runner = SplitRunner(_runner(embedder, pool, AdapterSet(embedder.backbone.model), head), own)
-    return Service(Engine(scheduler, runner), intake, generator.tokenization)
+    return Service(Engine(scheduler, runner, on_failure), intake, generator.tokenization)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,10 @@ def _limit(settings: EngineSettings, model: _Model, pool: BlockPool) -> int:
     asked, own = settings.model.max_model_len, model.backbone.limit
     if asked > own:
         raise ValueError(f"max_model_len {asked} is above the model's own limit of {own}")
-    return min(asked or own, pool.num_blocks * pool.block_size)
+    holds = pool.num_blocks * pool.block_size
+    if holds < (asked or own):
+        _log.warning("requests are limited to %d of %d tokens by kv_memory", holds, asked or own)
+    return min(asked or own, holds)
 
 
 def _limit_apart(settings: EngineSettings, model: _Model, scheduler: Scheduler) -> int:

@@ -69,6 +69,9 @@ class EmbedIntake:
         prompt = self._prompt(params)
         if params.truncate == "error":
             self._checks.size(prompt + text)
+        else:
+            self._checks.size(prompt)
+            text = self._checks.cut(text, keep_start=params.truncate == "end")
         ids = self._checks.prompt_ids(self._tokenization.encode(prompt + text))
         excess = self._excess(len(ids), params)
         if excess:

@@ -98,5 +98,15 @@ class GenerateIntake:
             self._checks.size(prompt)
             return self._tokenization.encode(prompt)
         if prompt and isinstance(prompt[0], Mapping):
-            return self._tokenization.encode_chat(prompt)  # type: ignore[arg-type]  # messages, as the first one shows
+            return self._chat_ids(prompt)  # type: ignore[arg-type]  # messages, as the first one shows
         return prompt  # type: ignore[return-value]
+
+    def _chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
+        """Ids of a conversation; one that must be too long is refused before the template is run over it."""
+        if len(messages) > self._checks.limit:  # each takes a token at the least
+            raise ValueError(f"{len(messages)} messages do not fit the model's limit of {self._checks.limit} tokens")
+        for message in messages:
+            content = message.get("content")
+            if isinstance(content, str):
+                self._checks.size(content)
+        return self._tokenization.encode_chat(messages)

@@ -21,11 +21,22 @@ def _listed(value: object) -> object:
 
 
 _Modes = Annotated[tuple[PoolingMode, ...], Field(min_length=1, max_length=6), BeforeValidator(_listed)]
-_Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
+_Words = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], BeforeValidator(_listed)]
+_FLAGS = (bool, bool | None)
 
 
 class _Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flags_for_numbers(cls, keys: Any) -> Any:
+        """`true` would pass for 1."""
+        for name, value in keys.items() if isinstance(keys, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation not in _FLAGS:
+                raise ValueError(f"{name}: {str(value).lower()} is not what it takes")
+        return keys
 
     @classmethod
     def parse(cls, document: str | None, base: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
@@ -64,14 +75,14 @@ class SamplingParams(_Params):
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
     n: int = Field(1, ge=1, le=16)  # continuations of the one prompt
     stop: _Words = Field((), max_length=16)
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=1024)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}
-    bad_words: _Words = ()
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=1024)
+    bad_words: _Words = Field((), max_length=128)
     logprobs: int | None = Field(None, ge=0, le=20)
     adapter: str | None = Field(None, min_length=1)
 

@@ -8,6 +8,8 @@ from collections.abc import Collection, Sequence
 from orthrus_backend.tokenization import Tokenization
 from orthrus_backend.validation import shown
 
+_SLACK = 64  # tokens: where a text is cut, its last or first ones may be others than in the whole text
+
 
 class PromptChecks:
     """Limits of one served model. `limit`: tokens of one request."""
@@ -22,6 +24,11 @@ class PromptChecks:
         """Refuse a text that must have too many tokens before any time is spent on counting them."""
         if len(text) > self.limit * self._longest_token:
             raise ValueError(f"the text has {len(text)} characters; the model's limit is {self.limit} tokens")
+
+    def cut(self, text: str, keep_start: bool) -> str:
+        """A text without what lies so far beyond the limit that it cannot matter; what is left is still too long."""
+        most = (self.limit + _SLACK) * self._longest_token
+        return text[:most] if keep_start else text[-most:]
 
     def ids(self, name: str, ids: Collection[int]) -> None:
         """Refuse token ids that mean nothing to the model."""

@@ -52,7 +52,7 @@ class Tokenization:
             raise ValueError("this model has no chat template; send text_input instead of messages")
         try:
             text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
-        except (TemplateError, TypeError, KeyError) as error:
+        except (TemplateError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
         return self.encode(text, special=False)  # the template already holds the special tokens
 

@@ -132,7 +132,11 @@ class Scheduler:
             samples = s.completes
             s.request.computed = s.stop
             if samples:
-                outputs.append(self._advance(s.request, next(tokens), now))
+                token = next(tokens)
+                try:
+                    outputs.append(self._advance(s.request, token, now))
+                except Exception as error:  # of its text: no reason to end all others
+                    outputs.append(self._fail(s.request, f"its text failed: {error}"))
         return outputs
 
     def end(self, request: Request, outcome: Outcome, message: str = "") -> Ended | None:
@@ -145,9 +149,23 @@ class Scheduler:
         elif request in queue:
             queue.remove(request)
             self._note_if_empty(request.kind)
+        text = ""
+        if isinstance(request, GenerateRequest) and request.text:
+            try:
+                text = request.text.finish()
+            except Exception as error:
+                outcome, message = Outcome.FAILED, f"its text failed: {error}"
         self._end(request, outcome)
-        text = request.text.finish() if isinstance(request, GenerateRequest) and request.text else ""
         return Ended(request, outcome, message, text)
+
+    def abandon(self) -> None:
+        """Forget everything, wherever it stands: a step failed half-way. Blocks are free again."""
+        for request in self.live.values():
+            self.pool.release(request)
+        self.live.clear()
+        self.running.clear()
+        for queue in self.queues.values():
+            queue.clear()
 
     def check_integrity(self) -> None:
         """Assert that every live request is in one place and every block accounted for; between steps only."""
@@ -261,6 +279,12 @@ class Scheduler:
         elif request not in self.running:
             insort(self.running, request, key=lambda r: r.order)
         return Produced(request, token, text, outcome)
+
+    def _fail(self, request: GenerateRequest, message: str) -> Ended:
+        if request in self.running:
+            self.running.remove(request)
+        self._end(request, Outcome.FAILED)
+        return Ended(request, Outcome.FAILED, message)
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         request.outcome = outcome

@@ -33,6 +33,11 @@ class _Reply:
         """Whether the client has gone."""
         return self._responder.is_cancelled()
 
+    def abort(self, message: str) -> None:
+        """Answer with an error, if an answer is still due."""
+        if self._responder.open:
+            self._responder.fail(message, "INTERNAL")
+
     def _fail(self, ended: Ended) -> None:
         code, message = _ERRORS[ended.outcome]
         self._responder.fail(ended.message or message, code)

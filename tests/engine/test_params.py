@@ -9,27 +9,27 @@ import pytest
 from orthrus_backend.params import EmbeddingParams, SamplingParams
 
 SAMPLING_FAULTS: list[tuple[str, Any]] = [
-    *[("max_tokens", value) for value in (0, -1, 1.5, "many")],
+    *[("max_tokens", value) for value in (0, -1, 1.5, "many", True)],
     *[("min_tokens", value) for value in (-1, "x")],
-    *[("temperature", value) for value in (-0.1, 101, math.nan, math.inf, "warm")],
+    *[("temperature", value) for value in (-0.1, 101, math.nan, math.inf, "warm", True)],
     *[("top_p", value) for value in (0, -0.5, 1.01, math.nan)],
     *[("top_k", value) for value in (-2, 0.5)],
     *[("min_p", value) for value in (-0.1, 1.1)],
-    *[("seed", value) for value in (2**64, -(2**63) - 1, "x")],
+    *[("seed", value) for value in (2**64, -(2**63) - 1, "x", False)],
     *[("n", value) for value in (0, -1, 17)],
     *[("stop", value) for value in ([""], "", ["x"] * 17, 3)],
     *[("stop_token_ids", value) for value in ([-1], 3, ["x"])],
     *[("repetition_penalty", value) for value in (0, -1, 101, math.inf)],
     *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1, math.nan)],
     *[("logit_bias", value) for value in ({"3": 101}, {"3": -101}, {"x": 1}, [1])],
-    *[("bad_words", value) for value in ([""], 3)],
+    *[("bad_words", value) for value in ([""], 3, ["x"] * 129, ["x" * 1001])],
     *[("logprobs", value) for value in (-1, 21)],
     *[("adapter", value) for value in ("", 3)],
     *[("include_stop_str_in_output", "perhaps"), ("ignore_eos", 7), ("no_such_key", 1)],
 ]
 EMBEDDING_FAULTS: list[tuple[str, Any]] = [
-    *[("dimensions", value) for value in (0, -1, 1.5)],
-    *[("pooling", "max"), ("truncate", "middle"), ("normalize", "perhaps"), ("adapter", ""), ("no_such_key", 1)],
+    *[("dimensions", value) for value in (0, -1, 1.5, True)],
+    *[("pooling", "median"), ("truncate", "middle"), ("normalize", "perhaps"), ("adapter", ""), ("no_such_key", 1)],
 ]
 
 
