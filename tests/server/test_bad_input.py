@@ -102,3 +102,13 @@ def test_a_wrong_shape_or_type_is_refused(server: RunningServer, shape: list[int
 def assert_names(message: str, pattern: str) -> None:
 
     assert re.search(pattern, message, re.DOTALL), f"{message!r} does not name {pattern!r}"
+
+
+def test_a_flood_in_one_request_is_refused_before_it_costs_anybody_time(server: RunningServer) -> None:
+    body = {"messages": json.dumps([{"role": "user", "content": "word " * 2_000_000}])}
+    many = {"messages": json.dumps([{"role": "user", "content": "x"}] * 100_000)}
+    for flood in (body, many):
+        answer = requests.post(f"http://{server.http}/v2/models/generate/generate", json=flood, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert_names(answer.text, "limit")
+    still_serves(server)
