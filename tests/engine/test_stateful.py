@@ -10,7 +10,7 @@ from typing import Any
 import hypothesis.strategies as st
 import numpy as np
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from torch import nn
 
@@ -202,6 +202,11 @@ TestLife.settings = settings(
     max_examples=40,
     stateful_step_count=40,
     deadline=None,
+    phases=(
+        Phase.explicit,
+        Phase.reuse,
+        Phase.generate,
+    ),  # to shrink a failure takes minutes: add Phase.shrink for that
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
