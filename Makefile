@@ -3,12 +3,12 @@
 # make test    run the tests (ARGS="-k name" for some of them)
 # make lint    ruff and mypy
 # make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
-# make clean   remove the virtual environment and caches
+# make clean   remove the virtual environment, caches and what builds leave
 #
 # Each makes .venv first, or brings it up to date, when a project file has changed. pip's own settings apply.
 
 # The server needs numpy 1, of which there is no wheel for Python 3.13.
-USABLE := import sys, venv; sys.exit(not (3, 11) <= sys.version_info < (3, 13))
+USABLE := import sys, venv, ensurepip; sys.exit(not (3, 11) <= sys.version_info < (3, 13))
 PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 	$$python -c "$(USABLE)" 2>/dev/null && echo $$python && break; done)
 BIN := .venv/bin
@@ -24,8 +24,8 @@ help:
 install: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
-	@test -n "$(PYTHON)" || \
-		{ echo "Python 3.11 or 3.12 with venv is needed; name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@$(or $(PYTHON),false) -c "$(USABLE)" || { echo "$(or $(PYTHON),what is on PATH) will not do:" \
+		"Python 3.11 or 3.12 with venv is needed; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --constraint requirements.lock --editable ".[dev]" --editable "./client[demo]"
 	@touch $@
@@ -48,5 +48,5 @@ equivalence: $(INSTALLED)
 	$(BIN)/python -m tools.equivalence $(ARGS)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis client/build client/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from importlib.metadata import version as package_version
 from typing import Annotated, Literal, NoReturn
 
@@ -9,7 +10,14 @@ import typer
 
 from orthrus_backend.config import EngineSettings, PolicyName
 from orthrus_backend.default_model import ModelFetchError, ensure_default_model
-from orthrus_backend.serve.options import adapters_parameter, model_parameter, settings_parameters
+from orthrus_backend.serve.options import (
+    adapters_parameter,
+    check_device,
+    check_length,
+    has_gpu,
+    model_parameter,
+    settings_parameters,
+)
 from orthrus_backend.serve.ports import choose_endpoints
 from orthrus_backend.serve.process import ServerError
 from orthrus_backend.serve.session import LogLevel, Session
@@ -184,10 +192,10 @@ def serve(
     """Serve a model until Ctrl-C or SIGTERM.
 
     When the server is ready, one line of JSON on stdout gives its addresses: {"http": "127.0.0.1:8000", "grpc": "...",
-    "metrics": "..."}. All else goes to stderr.
+    "metrics": "..."}; a terminal is spared it. All else goes to stderr.
 
-    Exit status: 0 after a clean stop; 1 when the server did not start, died or cut requests off; 2 when an option is
-    wrong.
+    Exit status: 0 after a clean stop; 1 when the server did not start, was stopped before it was ready, died or cut
+    requests off; 2 when an option is wrong.
     """
     try:
         if instances < 1:
@@ -204,9 +212,10 @@ def serve(
             "max_model_len": str(max_model_len or ""),
             "threads": str(threads or (_cores() // instances or 1 if instances > 1 else "")),
             "drain_timeout": str(drain_timeout),
-            **settings_parameters(setting or []),
         }
+        parameters |= settings_parameters(setting or [], own_options={"model", "embedding_model", *parameters})
         EngineSettings.from_parameters(parameters)  # so that a fault shows now, not when the server is up
+        check_device(device)
         parameters["model"] = model_parameter("--model", model)
         parameters["embedding_model"] = model_parameter("--embedding-model", embedding_model)
         endpoints = choose_endpoints(host, http=http_port, grpc=grpc_port, metrics=metrics_port)
@@ -215,16 +224,27 @@ def serve(
     session = Session(parameters, instances, endpoints, drain_timeout, start_timeout, log_level)
 
     def announce() -> None:
-        typer.echo(json.dumps(endpoints.as_dict()))
+        if not sys.stdout.isatty():
+            typer.echo(json.dumps(endpoints.as_dict()))
         for protocol, address in endpoints.as_dict().items():
             typer.echo(f"{protocol:>8}  {address}", err=True)
         typer.echo("Ready. Ctrl-C stops the server.", err=True)
 
+    def farewell() -> None:
+        typer.echo(f"Stopping: up to {drain_timeout:g} s for running requests.", err=True)
+
     try:
         parameters["model"] = parameters["model"] or str(ensure_default_model())
-        session.run(announce)
+        check_length(parameters["model"], max_model_len or 0)
+        typer.echo(f"Loading {parameters['model']} (device: {device if has_gpu() else 'cpu'})", err=True)
+        was_ready = session.run(announce, farewell)
+    except ValueError as error:
+        _fail(str(error), status=2)
     except (ModelFetchError, ServerError, RuntimeError) as error:
         _fail(str(error))
+    if not was_ready:
+        typer.echo("Stopped before it was ready.", err=True)
+        raise typer.Exit(1)
 
 
 def _cores() -> int:

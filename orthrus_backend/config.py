@@ -84,6 +84,10 @@ class CacheSettings(_Settings):
     )
 
 
+_GROUPS: dict[str, type[_Settings]] = {"model": ModelSettings, "scheduler": SchedulerSettings, "cache": CacheSettings}
+PARAMETERS = tuple(sorted({name for group in _GROUPS.values() for name in group.model_fields} | {"drain_timeout"}))
+
+
 class EngineSettings(_Settings):
     """Everything that one engine instance is built from."""
 
@@ -100,25 +104,19 @@ class EngineSettings(_Settings):
             ValueError: a parameter is unknown or out of range; the message names it, its value and the limit.
         """
         nested: dict[str, object] = {}
-        groups: dict[str, type[_Settings]] = {
-            "model": ModelSettings,
-            "scheduler": SchedulerSettings,
-            "cache": CacheSettings,
-        }
         for name, value in parameters.items():
             if value.strip() == "":
                 continue
-            group = next((g for g, settings in groups.items() if name in settings.model_fields), None)
+            group = next((g for g, settings in _GROUPS.items() if name in settings.model_fields), None)
             if group is not None:
                 section = nested.setdefault(group, {})
                 assert isinstance(section, dict)
                 section[name] = value.strip()
-            elif name in cls.model_fields and name not in groups:
+            elif name in PARAMETERS:
                 nested[name] = value.strip()
             else:
-                known = sorted({n for s in groups.values() for n in s.model_fields} | {"drain_timeout"})
-                raise ValueError(f"unknown parameter {name!r}; known are {', '.join(known)}")
+                raise ValueError(f"unknown parameter {name!r}; known are {', '.join(PARAMETERS)}")
         try:
             return cls.model_validate(nested)
         except ValidationError as error:
-            raise ValueError(one_line(error, sections=groups)) from error
+            raise ValueError(one_line(error, sections=_GROUPS)) from error

@@ -37,7 +37,7 @@ def main(folder: Path, unload_seconds: float) -> int:
     endpoints = ports.choose_endpoints("127.0.0.1", http=0, grpc=0, metrics=0)
     try:
         session.Session({}, 1, endpoints, 1.0, 60.0, "warning").run(
-            lambda: print(json.dumps(endpoints.as_dict()), flush=True)
+            lambda: print(json.dumps(endpoints.as_dict()), flush=True), lambda: None
         )
     except process.ServerError as error:
         print(error, file=sys.stderr)

@@ -1,11 +1,13 @@
 """`orthrus serve`: options, layout, and the life of the server process, with a real tritonserver."""
 
 import http.client
+import io
 import os
 import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,10 +19,11 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from typer.testing import CliRunner
 
 from orthrus_backend.cli import app
+from orthrus_backend.serve import options
 from orthrus_backend.serve.layout import fill_in, lay_out, model_repository
 from orthrus_backend.serve.options import adapters_parameter, model_parameter
 from orthrus_backend.serve.ports import choose_endpoints
-from orthrus_backend.serve.server_log import failure
+from orthrus_backend.serve.server_log import ServerLog, failure
 from orthrus_backend.serve.triton_binary import find_triton
 from tests.serving import RunningServer, left_over, orthrus_serve, running
 
@@ -49,14 +52,24 @@ class TestOptions:
             (["--model", "./nowhere"], ["./nowhere", "no such folder"]),
             (["--model", "nowhere.gguf"], ["nowhere.gguf", "no such file"]),
             (["--adapter", "a=/nowhere"], ["a=/nowhere", "adapter_config.json"]),
-            (["--set", "pace=9"], ["pace", "known are"]),
+            (["--set", "pace=9"], ["--set", "pace", "known are count_expected_output, patience"]),
+            (["--set", "token_budget=9"], ["--set", "token_budget", "option of its own"]),
             (["--http-port", "70000"], ["70000", "65535"]),
+            (["--http-port", "4444", "--grpc-port", "4444"], ["--grpc-port 4444", "--http-port"]),
+            (["--model", __file__], [__file__, "config.json", ".gguf"]),
+            (["--max-model-len", "8193"], ["--max-model-len 8193", "8192"]),
         ],
     )
     def test_a_wrong_value_is_refused_with_value_and_limit(self, options: list[str], words: list[str]) -> None:
         result = CliRunner().invoke(app, ["serve", *options], env={"COLUMNS": "200"})
         assert result.exit_code == 2
         assert all(word in result.stderr for word in words), result.stderr
+
+    def test_a_gpu_where_there_is_none_is_refused(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(options, "GPU_DEVICES", ("/dev/no-gpu",))
+        result = CliRunner().invoke(app, ["serve", "--device", "cuda:1"], env={"COLUMNS": "200"})
+        assert result.exit_code == 2
+        assert "--device cuda:1: there is no NVIDIA GPU" in result.stderr
 
     def test_a_folder_becomes_absolute_and_a_hub_id_stays(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -115,12 +128,31 @@ class TestServerLog:
     def test_the_reason_of_a_failed_load_is_found(self) -> None:
         line = (
             "E1130 10:41:06.355068 7512 model_lifecycle.cc:642] \"failed to load 'orthrus' version 1: Internal: "
-            'ValueError: patience: too small\\n\\nAt:\\n  /x/model.py(7): initialize\\n"'
+            'ValueError: patience: \\"4\\" too small\\n\\nAt:\\n  /x/model.py(7): initialize\\n"'
         )
-        assert failure(line) == "failed to load 'orthrus' version 1: Internal: ValueError: patience: too small"
+        assert failure(line) == 'patience: "4" too small'
+        other = line.replace("ValueError", "ImportError").replace('\\"', "")
+        assert failure(other) == "failed to load 'orthrus' version 1: Internal: ImportError: patience: 4 too small"
+
+    def test_what_tells_a_user_nothing_is_left_out(self, capsys: pytest.CaptureFixture[str]) -> None:
+        lines = (
+            b"Signal (15) received.\n"
+            b'E1130 1 x.h:9] "[INTERNAL] HandleCancellation called even when the context was not cancelled for"\n'
+            b'W1130 1 metrics.cc:798] "DCGM unable to start"\n'
+            b"something else\n"
+        )
+        assert ServerLog(io.BytesIO(lines), gpu=False, everything=False).reasons() == []
+        assert capsys.readouterr().err == "something else\n"
+        assert ServerLog(io.BytesIO(lines), gpu=True, everything=True).reasons() == []
+        assert capsys.readouterr().err == lines.decode()
+
+    def test_a_failed_start_is_told_even_when_its_reason_is_not_understood(self) -> None:
+        line = "error: creating server: Internal - failed to load all models"
+        assert ServerLog(io.BytesIO(f"{line}\n".encode()), gpu=True, everything=False).reasons() == [line]
 
     def test_other_lines_are_no_reason(self) -> None:
         assert failure('W1130 10:41:06.355068 7512 metrics.cc:798] "DCGM unable to start"') == ""
+        assert failure("I1130 10:41:06.355068 7512 model_lifecycle.cc:777] \"failed to load 'orthrus'\"") == ""
 
 
 class TestLife:
@@ -178,7 +210,23 @@ class TestLife:
         result = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
         assert result.returncode == 1
         assert result.stdout == ""
-        assert "no-such-family" in result.stderr.partition("error: tritonserver ended before it was ready")[2]
+        loading, reason = result.stderr.split("\nerror: ")
+        assert loading.startswith(f"Loading {tmp_path} (device: ")
+        assert "\n" not in loading
+        assert reason.startswith(f"model '{tmp_path}' cannot be loaded: ")
+        assert "no-such-family" in reason
+
+    def test_a_stop_while_it_loads_is_no_error(self) -> None:
+        process = subprocess.Popen(orthrus_serve(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("Loading ")
+        deadline = time.monotonic() + 20
+        while not (children := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        process.terminate()
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out, err) == (1, "", "Stopped before it was ready.\n")
+        assert left_over(children, within=5) == []
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(tmp_path: Path) -> None:

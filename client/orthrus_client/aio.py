@@ -9,7 +9,15 @@ import anyio
 import numpy as np
 from numpy.typing import NDArray
 
-from orthrus_client.contract import EMBED, GENERATE, embed_tensors, generate_tensors, new_request_id
+from orthrus_client.contract import (
+    EMBED,
+    GENERATE,
+    Tensors,
+    chat_tensors,
+    embed_tensors,
+    new_request_id,
+    prompt_tensors,
+)
 from orthrus_client.errors import Cancelled, DeadlineExceeded
 from orthrus_client.grpc_transport import AsyncGrpcTransport
 from orthrus_client.http_transport import AsyncHttpTransport
@@ -48,25 +56,27 @@ class AsyncOrthrusClient:
 
     async def generate(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generation:
         """The text that follows `prompt`, which is not repeated in it."""
-        return Generation.join([chunk async for chunk in self._run(prompt, sampling, stream=False, timeout=timeout)])
+        chunks = self._run(prompt_tensors(prompt, sampling, stream=False), timeout)
+        return Generation.join([chunk async for chunk in chunks])
 
     def stream(
         self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> AsyncGenerator[Chunk]:
         """The same text in pieces, as they are made. Begins when the first is asked for; `aclose()` ends it early."""
-        return self._run(prompt, sampling, stream=True, timeout=timeout)
+        return self._run(prompt_tensors(prompt, sampling, stream=True), timeout)
 
     async def chat(
         self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> Generation:
         """The answer to `messages`, which the model's own chat template turns into a prompt."""
-        return Generation.join([chunk async for chunk in self._run(messages, sampling, stream=False, timeout=timeout)])
+        chunks = self._run(chat_tensors(messages, sampling, stream=False), timeout)
+        return Generation.join([chunk async for chunk in chunks])
 
     def stream_chat(
         self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> AsyncGenerator[Chunk]:
         """The same answer in pieces, as they are made."""
-        return self._run(messages, sampling, stream=True, timeout=timeout)
+        return self._run(chat_tensors(messages, sampling, stream=True), timeout)
 
     async def is_ready(self) -> bool:
         """Whether both entry points are loaded; False as well when nobody answers."""
@@ -82,10 +92,8 @@ class AsyncOrthrusClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    async def _run(
-        self, prompt: str | Sequence[Message], sampling: Sampling, *, stream: bool, timeout: float | None
-    ) -> AsyncGenerator[Chunk]:
-        tensors, request_id = generate_tensors(prompt, sampling, stream=stream), new_request_id()
+    async def _run(self, tensors: Tensors, timeout: float | None) -> AsyncGenerator[Chunk]:
+        request_id = new_request_id()
         async with (
             self._stop_when_left(request_id),
             aclosing(self._transport.generate(request_id, tensors, timeout)) as chunks,

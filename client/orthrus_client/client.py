@@ -7,7 +7,15 @@ from typing import Self, Unpack
 import numpy as np
 from numpy.typing import NDArray
 
-from orthrus_client.contract import EMBED, GENERATE, embed_tensors, generate_tensors, new_request_id
+from orthrus_client.contract import (
+    EMBED,
+    GENERATE,
+    Tensors,
+    chat_tensors,
+    embed_tensors,
+    new_request_id,
+    prompt_tensors,
+)
 from orthrus_client.errors import Cancelled, DeadlineExceeded
 from orthrus_client.grpc_transport import GrpcTransport
 from orthrus_client.http_transport import HttpTransport
@@ -52,23 +60,23 @@ class OrthrusClient:
 
     def generate(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generation:
         """The text that follows `prompt`, which is not repeated in it."""
-        return Generation.join(self._run(prompt, sampling, stream=False, timeout=timeout))
+        return Generation.join(self._run(prompt_tensors(prompt, sampling, stream=False), timeout))
 
     def stream(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generator[Chunk]:
         """The same text in pieces, as they are made. Begins when the first is asked for; `close()` ends it early."""
-        return self._run(prompt, sampling, stream=True, timeout=timeout)
+        return self._run(prompt_tensors(prompt, sampling, stream=True), timeout)
 
     def chat(
         self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> Generation:
         """The answer to `messages`, which the model's own chat template turns into a prompt."""
-        return Generation.join(self._run(messages, sampling, stream=False, timeout=timeout))
+        return Generation.join(self._run(chat_tensors(messages, sampling, stream=False), timeout))
 
     def stream_chat(
         self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> Generator[Chunk]:
         """The same answer in pieces, as they are made."""
-        return self._run(messages, sampling, stream=True, timeout=timeout)
+        return self._run(chat_tensors(messages, sampling, stream=True), timeout)
 
     def is_ready(self) -> bool:
         """Whether both entry points are loaded; False as well when nobody answers."""
@@ -84,10 +92,8 @@ class OrthrusClient:
     def __exit__(self, *exc_info: object) -> None:
         self.close()
 
-    def _run(
-        self, prompt: str | Sequence[Message], sampling: Sampling, *, stream: bool, timeout: float | None
-    ) -> Generator[Chunk]:
-        tensors, request_id = generate_tensors(prompt, sampling, stream=stream), new_request_id()
+    def _run(self, tensors: Tensors, timeout: float | None) -> Generator[Chunk]:
+        request_id = new_request_id()
         with self._stop_when_left(request_id):
             yield from self._transport.generate(request_id, tensors, timeout)
 

@@ -48,14 +48,25 @@ def embed_tensors(texts: str | Sequence[str], options: EmbedOptions) -> Tensors:
     return tensors
 
 
-def generate_tensors(prompt: str | Sequence[Message], sampling: Sampling, *, stream: bool) -> Tensors:
-    """The inputs of a generation call: a text to continue, or the messages of a chat to answer."""
-    given = {"text_input": prompt} if isinstance(prompt, str) else {"messages": json.dumps(list(prompt))}
+def prompt_tensors(prompt: str, sampling: Sampling, *, stream: bool) -> Tensors:
+    """The inputs of a call that continues a text. Raises `ValueError` for anything but a text."""
+    if not isinstance(prompt, str):
+        raise ValueError(f"prompt is to be one str, not {prompt!r}; messages go to chat")
+    return {"text_input": _strings([prompt]), **_generation_tensors(sampling, stream)}
+
+
+def chat_tensors(messages: Sequence[Message], sampling: Sampling, *, stream: bool) -> Tensors:
+    """The inputs of a call that answers a chat. Raises `ValueError` for anything but a list of messages."""
+    if not messages or not all(isinstance(m, Mapping) and "role" in m for m in messages):
+        raise ValueError(f"messages are to be a list of {{'role': ..., 'content': ...}}, not {messages!r}")
+    return {"messages": _strings([json.dumps(list(messages))]), **_generation_tensors(sampling, stream)}
+
+
+def _generation_tensors(sampling: Sampling, stream: bool) -> Tensors:
     flags = ["return_finish_reason", "return_num_input_tokens", "return_num_output_tokens", "exclude_input_in_output"]
     if "logprobs" in sampling:
         flags += ["return_logprobs", "return_cumulative_logprob"]
     return {
-        **{name: _strings([text]) for name, text in given.items()},
         "sampling_parameters": _strings([json.dumps(sampling)]),
         "stream": np.array([stream]),
         **{flag: np.array([True]) for flag in flags},

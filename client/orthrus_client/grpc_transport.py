@@ -37,7 +37,7 @@ class GrpcTransport:
     """gRPC for threads."""
 
     def __init__(self, url: str) -> None:
-        self._channel = grpc.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._channel = grpc.insecure_channel(_target(url), options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
@@ -79,7 +79,7 @@ class AsyncGrpcTransport:
     """gRPC for asyncio."""
 
     def __init__(self, url: str) -> None:
-        self._channel = grpc.aio.insecure_channel(url, options=CHANNEL_OPTIONS)
+        self._channel = grpc.aio.insecure_channel(_target(url), options=CHANNEL_OPTIONS)
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
 
     async def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
@@ -116,6 +116,12 @@ class AsyncGrpcTransport:
 
     async def close(self) -> None:
         await self._channel.close()
+
+
+def _target(url: str) -> str:
+    if url.startswith(("http://", "https://")):
+        raise ValueError(f'{url!r} is an address for HTTP: pass protocol="http", or host:port of the gRPC service')
+    return url
 
 
 def _chunk(message: service_pb2.ModelStreamInferResponse) -> Chunk:

@@ -10,9 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
-import faiss
 import numpy as np
 from numpy.typing import NDArray
+
+try:
+    import faiss
+except ImportError as error:
+    raise ImportError("orthrus_client.index needs faiss: pip install 'orthrus-client[retrieval]'") from error
 
 
 @dataclass(frozen=True, slots=True)

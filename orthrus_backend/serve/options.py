@@ -3,11 +3,37 @@
 Names and ranges of parameters are checked in `orthrus_backend.config`. A fault is a ValueError naming the option.
 """
 
-from collections.abc import Sequence
+import json
+from collections.abc import Container, Sequence
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
+from orthrus_backend.config import PARAMETERS
+
+GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, WSL
+
+
+def has_gpu() -> bool:
+    """Whether the system has a driver for NVIDIA GPUs; whether PyTorch can use one is found out when it loads."""
+    return any(Path(device).exists() for device in GPU_DEVICES)
+
+
+def check_device(device: str) -> None:
+    """Refuse a GPU where there can be none."""
+    if device.startswith("cuda") and not has_gpu():
+        raise ValueError(f"--device {device}: there is no NVIDIA GPU here ({' or '.join(GPU_DEVICES)})")
+
+
+def check_length(model: str, max_model_len: int) -> None:
+    """Refuse more tokens than `config.json` of the folder `model` allows. Where it is silent, the engine knows."""
+    file = Path(model) / "config.json"
+    if file.is_file():
+        config = json.loads(file.read_text(encoding="utf-8"))
+        limit = config.get("text_config", config).get("max_position_embeddings")
+        if limit and max_model_len > limit:
+            raise ValueError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
 
 
 def model_parameter(option: str, value: str) -> str:
@@ -21,6 +47,10 @@ def model_parameter(option: str, value: str) -> str:
         except HFValidationError:
             raise ValueError(f"{option} {value!r}: no such folder, and no hub id (name or owner/name) either") from None
         return value
+    if path.is_file() and path.suffix != ".gguf":
+        raise ValueError(
+            f"{option} {value!r}: this file is no model; name a folder with a config.json or a .gguf file"
+        )
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ValueError(f"{option} {value!r}: no such file")
@@ -45,12 +75,17 @@ def adapters_parameter(pairs: Sequence[str]) -> str:
     return ",".join(adapters)
 
 
-def settings_parameters(pairs: Sequence[str]) -> dict[str, str]:
-    """Parameters from options of the form NAME=VALUE."""
+def settings_parameters(pairs: Sequence[str], own_options: Container[str]) -> dict[str, str]:
+    """Parameters from options of the form NAME=VALUE; those with `own_options` are set there."""
     settings = {}
     for pair in pairs:
         name, equals, value = pair.partition("=")
         if not name or not equals:
             raise ValueError(f"--set {pair!r}: write NAME=VALUE")
+        if name in own_options:
+            raise ValueError(f"--set {pair!r}: {name} has an option of its own, see --help")
+        if name not in PARAMETERS:
+            known = ", ".join(parameter for parameter in PARAMETERS if parameter not in own_options)
+            raise ValueError(f"--set {pair!r}: unknown parameter {name!r}; known are {known}")
         settings[name] = value
     return settings

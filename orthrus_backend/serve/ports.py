@@ -22,11 +22,14 @@ def choose_endpoints(host: str, *, http: int, grpc: int, metrics: int) -> Endpoi
     """Check that the ports are free on `host`; 0 stands for any free one.
 
     Raises:
-        ValueError: a port is taken, or `host` is not an address of this machine.
+        ValueError: a port is taken or asked for twice, or `host` is not an address of this machine.
     """
     addresses: dict[str, str] = {}
     with ExitStack() as held:  # all are held until the last is chosen, so that no two are the same
+        asked: dict[int, str] = {}
         for name, port in {"http": http, "grpc": grpc, "metrics": metrics}.items():
+            if port and asked.setdefault(port, name) != name:
+                raise ValueError(f"--{name}-port {port}: --{asked[port]}-port has the same")
             listener = held.enter_context(socket.socket())
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:

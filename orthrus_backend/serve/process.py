@@ -69,7 +69,7 @@ class TritonProcess:
         """
         deadline = time.monotonic() + timeout
         while not self.stopping and not self._ready():
-            if self._child.poll() is not None:
+            if self._child.poll() is not None and not self.stopping:
                 raise ServerError(f"tritonserver ended before it was ready ({_ending(self._child.returncode)})")
             if time.monotonic() > deadline:
                 raise ServerError(f"tritonserver was not ready after {timeout:g} s")
@@ -84,29 +84,39 @@ class TritonProcess:
         self._stop_by = time.monotonic() + grace
         self._child.terminate()
 
-    def watch(self, idle: Callable[[], bool]) -> None:
-        """Return when the server has ended because `stop` was called.
+    def watch(self) -> None:
+        """Return when `stop` was called.
+
+        Raises:
+            ServerError: the server ended by itself, or one of its stub processes died.
+        """
+        while not self.stopping:
+            ended = self._child.poll() is not None
+            if ended and not self.stopping:
+                raise ServerError(f"tritonserver ended by itself ({_ending(self._child.returncode)})")
+            if not all(map(_lives, self._stubs)) and not self.stopping:
+                # Triton does not restart a stub, and 2.51 goes on saying that it is ready.
+                raise ServerError("a model process of tritonserver died, so it cannot answer any more")
+            time.sleep(POLL_SECONDS)
+
+    def drain(self, idle: Callable[[], bool]) -> None:
+        """Return when the server has ended, after `stop`.
 
         `idle` says whether no request is being worked on. A tritonserver that was told to stop takes no new connections
         and waits until open ones are closed, used or not. One that stays idle has nothing to wait for and is ended.
 
         Raises:
-            ServerError: it ended by itself, one of its stub processes died, or requests had to be cut off.
+            ServerError: requests had to be cut off, or it did not end cleanly.
         """
+        assert self._stop_by is not None
         idle_since = math.inf
         while self._child.poll() is None:
-            if self._stop_by is not None:
-                idle_since = min(idle_since, time.monotonic()) if idle() else math.inf
-                if time.monotonic() - idle_since > IDLE_SECONDS:
-                    return
-                if time.monotonic() > self._stop_by:
-                    raise ServerError("tritonserver did not finish in time; what was still running was cut off")
-            if not self.stopping and not all(map(_lives, self._stubs)):
-                # Triton does not restart a stub, and 2.51 goes on saying that it is ready.
-                raise ServerError("a model process of tritonserver died, so it cannot answer any more")
+            idle_since = min(idle_since, time.monotonic()) if idle() else math.inf
+            if time.monotonic() - idle_since > IDLE_SECONDS:
+                return
+            if time.monotonic() > self._stop_by:
+                raise ServerError("tritonserver did not finish in time; what was still running was cut off")
             time.sleep(POLL_SECONDS)
-        if not self.stopping:
-            raise ServerError(f"tritonserver ended by itself ({_ending(self._child.returncode)})")
         if self._child.returncode != 0:
             raise ServerError(f"tritonserver did not stop cleanly ({_ending(self._child.returncode)})")
 
@@ -142,12 +152,15 @@ def fetch(url: str) -> bytes:
 
 
 def _dies_with_parent() -> Callable[[], None]:
-    """What a child runs before it becomes the server: the kernel sends it SIGTERM when the parent is gone."""
+    """What a child runs before it becomes the server: the kernel kills it when the parent is gone.
+
+    Not with SIGTERM: a server that is asked to stop waits for its requests, and nobody is left to end one that hangs.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def in_child() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
 

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from orthrus_backend.serve.layout import Layout, lay_out
+from orthrus_backend.serve.options import has_gpu
 from orthrus_backend.serve.ports import Endpoints
 from orthrus_backend.serve.process import ServerError, TritonProcess, fetch
 from orthrus_backend.serve.server_log import ServerLog
@@ -24,8 +25,8 @@ from orthrus_backend.serve.triton_binary import find_triton
 LogLevel = Literal["error", "warning", "info", "debug"]
 STOP_SECONDS = 2.0  # for unloading, on top of the time that requests get to finish
 OPEN_REQUESTS = ("orthrus_requests_running", "orthrus_requests_waiting")
+QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # bars are for a terminal, and the server writes into a pipe
 SHARED_MEMORY = Path("/dev/shm")
-GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, WSL
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,33 +40,40 @@ class Session:
     start_timeout: float  # seconds
     log_level: LogLevel
 
-    def run(self, on_ready: Callable[[], None]) -> None:
-        """Serve until SIGTERM, SIGINT or SIGHUP; call `on_ready` when all models are loaded. Main thread only.
+    def run(self, on_ready: Callable[[], None], on_stop: Callable[[], None]) -> bool:
+        """Serve until SIGTERM, SIGINT or SIGHUP; False if that came before the server was ready. Main thread only.
+
+        Calls `on_ready` when all models are loaded, and `on_stop` when what still runs gets its time to finish.
 
         Raises:
             ServerError: the server did not get ready, died, or did not stop cleanly.
             RuntimeError: there is no tritonserver.
         """
         triton = find_triton()
-        gpu = self.parameters.get("device") != "cpu" and any(Path(device).exists() for device in GPU_DEVICES)
+        gpu = self.parameters.get("device") != "cpu" and has_gpu()
         with tempfile.TemporaryDirectory(prefix="orthrus-") as folder:
             layout = lay_out(Path(folder), triton, self.parameters, self.instances)
             name = f"orthrus-{os.getpid()}"
             command = [str(triton.server), *self._arguments(layout, gpu)]
             command.append(f"--backend-config=python,shm-region-prefix-name={name}-")
             with _stoppable() as stop_with:
-                server = TritonProcess(command, triton.environment(os.environ), self.endpoints, name)
-                log = ServerLog(server.output, gpu=gpu)
+                environment = triton.environment(QUIET | os.environ)
+                server = TritonProcess(command, environment, self.endpoints, name)
+                log = ServerLog(server.output, gpu=gpu, everything=self.log_level == "debug")
                 try:
                     stop_with(lambda: server.stop(self.drain_timeout + STOP_SECONDS))
                     with _elapsed("Loading"):
                         server.wait_until_ready(self.start_timeout)
-                    if not server.stopping:
-                        on_ready()
-                    server.watch(lambda: _idle(self.endpoints.metrics))
+                    if server.stopping:
+                        return False
+                    on_ready()
+                    server.watch()
+                    on_stop()
+                    server.drain(lambda: _idle(self.endpoints.metrics))
+                    return True
                 except ServerError as error:
                     server.close()
-                    raise ServerError("\n".join([str(error), *log.reasons()])) from None
+                    raise ServerError("\n".join(log.reasons()) or str(error)) from None
                 finally:
                     server.close()
                     for region in SHARED_MEMORY.glob(f"{name}-*"):  # stays behind when a server is killed
@@ -133,6 +141,7 @@ def _stoppable() -> Iterator[Callable[[Callable[[], None]], None]]:
 def _elapsed(label: str) -> Iterator[None]:
     """Show on a terminal that something takes its time, and how long it has."""
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         progress.add_task(label, total=None)
         yield

@@ -102,6 +102,12 @@ def test_a_chat_is_answered(client: OrthrusClient) -> None:
     assert Generation.join(client.stream_chat(CHAT, **GREEDY)) == answer
 
 
+def test_a_text_is_no_chat(client: OrthrusClient) -> None:
+    for call in (client.chat, client.stream_chat):
+        with pytest.raises(ValueError, match=r"list of .*Name a colour"):
+            call("Name a colour.")  # type: ignore[operator]
+
+
 def test_log_probabilities_come_when_asked_for(client: OrthrusClient) -> None:
     result = client.generate(prompts()[0], logprobs=2, **GREEDY)
     assert result.cumulative_logprob is not None
@@ -175,6 +181,10 @@ async def test_async_faults_are_named(aclient: AsyncOrthrusClient) -> None:
         await aclient.generate("Hello", top_p=7)
     with pytest.raises(InvalidRequest, match="empty"):
         await aclient.embed("")
+    with pytest.raises(ValueError, match="Name a colour"):
+        await aclient.chat("Name a colour.")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="Name a colour"):
+        aclient.stream_chat("Name a colour.")  # type: ignore[arg-type]
 
 
 @pytest.mark.anyio

@@ -1,6 +1,7 @@
 """What the client sends and how it reads answers, without a server."""
 
 import json
+from typing import Any
 
 import numpy as np
 import pytest
@@ -28,20 +29,31 @@ def test_options_are_left_out_when_there_are_none() -> None:
 
 def test_a_chat_is_sent_as_messages_and_a_prompt_as_text() -> None:
     messages = [{"role": "user", "content": "Hi"}]
-    chat = contract.generate_tensors(messages, {}, stream=True)
+    chat = contract.chat_tensors(messages, {}, stream=True)
     assert json.loads(chat["messages"].item()) == messages
     assert "text_input" not in chat
     assert chat["stream"].item() is True
-    assert contract.generate_tensors("Hi", {}, stream=False)["text_input"].item() == "Hi"
+    assert contract.prompt_tensors("Hi", {}, stream=False)["text_input"].item() == "Hi"
+
+
+@pytest.mark.parametrize("messages", ["Hi", {"role": "user", "content": "Hi"}, ["Hi"], [{"content": "Hi"}]])
+def test_what_is_no_list_of_messages_is_refused_by_value(messages: Any) -> None:
+    with pytest.raises(ValueError, match=r"list of \{'role'.*Hi"):
+        contract.chat_tensors(messages, {}, stream=False)
+
+
+def test_messages_are_no_prompt() -> None:
+    with pytest.raises(ValueError, match=r"one str, not \[\{'role'.*chat"):
+        contract.prompt_tensors([{"role": "user", "content": "Hi"}], {}, stream=False)  # type: ignore[arg-type]
 
 
 def test_log_probabilities_are_asked_for_only_when_wanted() -> None:
-    assert "return_cumulative_logprob" not in contract.generate_tensors("Hi", {}, stream=False)
-    assert contract.generate_tensors("Hi", {"logprobs": 2}, stream=False)["return_cumulative_logprob"].item() is True
+    assert "return_cumulative_logprob" not in contract.prompt_tensors("Hi", {}, stream=False)
+    assert contract.prompt_tensors("Hi", {"logprobs": 2}, stream=False)["return_cumulative_logprob"].item() is True
 
 
 def test_a_grpc_request_carries_every_tensor() -> None:
-    request = contract.grpc_request("generate", "id-1", contract.generate_tensors("Hé", {"top_k": 3}, stream=True))
+    request = contract.grpc_request("generate", "id-1", contract.prompt_tensors("Hé", {"top_k": 3}, stream=True))
     assert (request.model_name, request.id) == ("generate", "id-1")
     content = dict(zip((tensor.name for tensor in request.inputs), request.raw_input_contents, strict=True))
     assert deserialize_bytes_tensor(content["text_input"]).tolist() == ["Hé".encode()]
@@ -51,7 +63,7 @@ def test_a_grpc_request_carries_every_tensor() -> None:
 
 
 def test_a_json_request_holds_scalars() -> None:
-    body = contract.generate_json("id-1", contract.generate_tensors("Hi", {"seed": 1}, stream=False))
+    body = contract.generate_json("id-1", contract.prompt_tensors("Hi", {"seed": 1}, stream=False))
     assert body["id"] == "id-1"
     assert body["stream"] is False
     assert json.loads(body["sampling_parameters"]) == {"seed": 1}

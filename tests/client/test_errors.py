@@ -2,7 +2,15 @@
 
 import grpc
 import pytest
-from orthrus_client import Cancelled, DeadlineExceeded, InvalidRequest, OrthrusClient, OrthrusError, Unavailable
+from orthrus_client import (
+    AsyncOrthrusClient,
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    OrthrusClient,
+    OrthrusError,
+    Unavailable,
+)
 from orthrus_client.errors import grpc_error, http_error
 
 
@@ -61,6 +69,12 @@ def test_nobody_there_is_unavailable(protocol: str) -> None:
         for call in (client.embed, client.generate):
             with pytest.raises(Unavailable):
                 call("Hello", timeout=10)
+
+
+@pytest.mark.parametrize("client", [OrthrusClient, AsyncOrthrusClient])
+def test_an_http_address_over_grpc_is_refused_with_the_way_out(client: type[OrthrusClient]) -> None:
+    with pytest.raises(ValueError, match=r"'http://127\.0\.0\.1:8000'.*protocol=\"http\""):
+        client("http://127.0.0.1:8000")
 
 
 def test_an_unknown_protocol_is_refused_by_name() -> None:

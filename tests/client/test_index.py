@@ -1,5 +1,8 @@
 """The document index, against numpy."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 from orthrus_client.index import Document, DocumentIndex
@@ -48,6 +51,12 @@ def test_building_leaves_the_vectors_as_they_were() -> None:
     stored = vectors()
     DocumentIndex.build(DOCUMENTS, stored, whiten=4)
     np.testing.assert_array_equal(stored, vectors())
+
+
+def test_without_faiss_the_extra_to_install_is_named() -> None:
+    code = "import sys; sys.modules['faiss'] = None; import orthrus_client.retrieval"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert "pip install 'orthrus-client[retrieval]'" in done.stderr
 
 
 @pytest.mark.parametrize(
