@@ -2,6 +2,7 @@
 # make serve   serve the default model on 127.0.0.1, ports 8000 to 8002 (ARGS="--model ..." for other options)
 # make test    run the tests (ARGS="-k name" for some of them)
 # make lint    ruff and mypy
+# make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
 # make clean   remove the virtual environment, caches and what builds leave
 #
 # Each makes .venv first, or brings it up to date, when a project file has changed. pip's own settings apply.
@@ -14,7 +15,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 ARGS ?=
 
-.PHONY: help demo serve test lint install clean
+.PHONY: help demo serve test lint equivalence install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -42,6 +43,9 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
+
+equivalence: $(INSTALLED)
+	$(BIN)/python -m tools.equivalence $(ARGS)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis client/build client/*.egg-info

@@ -60,8 +60,8 @@ class Accounting:
                 metrics.observe("orthrus_time_to_first_token_seconds", ended - request.arrival)
         self.ended(outputs, ended, plan.tokens)
 
-    def ended(self, outputs: Sequence[Output], now: float, tokens: int = 0, emptied: bool = False) -> None:
-        """Count the requests that these outputs end; `emptied` says that nothing is left at all."""
+    def ended(self, outputs: Sequence[Output], now: float, tokens: int = 0) -> None:
+        """Count the requests that these outputs end."""
         for output in outputs:
             if not output.final:
                 continue
@@ -74,16 +74,16 @@ class Accounting:
                 assert request.last_token_at is not None
                 gap = (request.last_token_at - request.first_token_at) / (request.produced - 1)
                 metrics.observe("orthrus_inter_token_seconds", gap)
-        self._gauges(tokens, emptied)
+        self._gauges(tokens)
 
-    def _gauges(self, tokens: int, emptied: bool = False) -> None:
+    def _gauges(self, tokens: int) -> None:
         metrics, scheduler = self._metrics, self._scheduler
         for kind, queue in scheduler.queues.items():
             started = sum(1 for head in (queue.head,) if head is not None and head.computed)
             running = started + (len(scheduler.running) if kind is Kind.GENERATE else 0)
-            metrics.set("orthrus_requests_running", 0 if emptied else running, kind=kind)
-            metrics.set("orthrus_requests_waiting", 0 if emptied else len(queue) - started, kind=kind)
-            metrics.set("orthrus_queue_tokens", 0 if emptied else queue.tokens, kind=kind)
+            metrics.set("orthrus_requests_running", running, kind=kind)
+            metrics.set("orthrus_requests_waiting", len(queue) - started, kind=kind)
+            metrics.set("orthrus_queue_tokens", queue.tokens, kind=kind)
         pool = scheduler.pool
         metrics.set("orthrus_kv_blocks", pool.used, state="used")
         metrics.set("orthrus_kv_blocks", 0, state="cached")

@@ -1,6 +1,7 @@
 """Builds a running engine from settings: weights, memory, scheduler, threads; checks it before the first request."""
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,20 +9,25 @@ import psutil
 import torch
 
 from orthrus_backend.adapters import AdapterSet, load_adapter
-from orthrus_backend.attention.backend import make_attention
+from orthrus_backend.attention.backend import AttentionBackend, make_attention
 from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.default_model import ensure_default_model
 from orthrus_backend.detokenize import Detokenizer
-from orthrus_backend.engine import Engine
+from orthrus_backend.embed_intake import EmbedIntake
+from orthrus_backend.embedding_head import EmbeddingHead
+from orthrus_backend.embedding_recipe import EmbeddingRecipe
+from orthrus_backend.engine import Engine, StepRunner
+from orthrus_backend.generate_intake import GenerateIntake
 from orthrus_backend.intake import Intake
-from orthrus_backend.kv_cache import KVCache
+from orthrus_backend.kv_cache import KVCache, LayerShape
 from orthrus_backend.model import Backbone, load_backbone
 from orthrus_backend.params import SamplingParams
 from orthrus_backend.runner import Runner
 from orthrus_backend.sampling import Sampler
 from orthrus_backend.scheduling.scheduler import Scheduler
 from orthrus_backend.self_check import self_check
+from orthrus_backend.split_runner import SplitRunner
 from orthrus_backend.tokenization import Tokenization
 
 _CPU_KV_BYTES = 1 << 30  # at most, when not told otherwise
@@ -37,36 +43,90 @@ class Service:
     tokenization: Tokenization
 
 
-def build_service(settings: EngineSettings) -> Service:
-    """Load everything, check it, start the engine.
+def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lambda: None) -> Service:
+    """Load everything, check it, start the engine; `on_failure` is called if it fails later, when all is answered.
 
     Raises:
         ValueError: something that was asked for cannot be served; the message names it.
     """
     if settings.model.threads:
         torch.set_num_threads(settings.model.threads)
-    location = settings.model.model or str(ensure_default_model())
-    backbone = load_backbone(location, settings.model)
-    tokenization = Tokenization(location, backbone.config)
+    generator = _load(settings.model.model or str(ensure_default_model()), settings)
+    embedder = _load(settings.model.embedding_model, settings, head=False) if settings.model.embedding_model else None
+    models = [generator] if embedder is None else [generator, embedder]
+    size = generator.attention.block_size
+    block_bytes = sum(KVCache.block_bytes(model.shapes, size, model.backbone.dtype) for model in models)
+    pool = BlockPool(_num_blocks(settings, block_bytes, generator.backbone.device), size)
+    adapters = AdapterSet(generator.backbone.model)
+    for name, path in settings.model.adapters.items():
+        adapter = load_adapter(
+            name, Path(path), generator.backbone.model, generator.backbone.dtype, generator.backbone.device
+        )
+        adapters.add(adapter)
+    embeds = embedder or generator
+    scheduler = Scheduler(settings.scheduler, pool, whole_embeds=not embeds.shapes)
+    limit = _limit(settings, generator, pool)
+    recipe = EmbeddingRecipe.read(embeds.location)
+    intake = Intake(
+        GenerateIntake(generator.tokenization, limit, adapters.names, _text_maker(generator.tokenization)),
+        EmbedIntake(
+            _for_texts(embeds, recipe),
+            recipe,
+            limit if embedder is None else _limit_apart(settings, embedder, scheduler),
+            int(embeds.backbone.config.hidden_size),
+            adapters.names if embedder is None else (),
+        ),
+    )
+    head = EmbeddingHead(recipe.steps, embeds.backbone.device)
+    own = _runner(generator, pool, adapters, head)
+    runner: StepRunner = own
+    if embedder is not None:
+        runner = SplitRunner(_runner(embedder, pool, AdapterSet(embedder.backbone.model), head), own)
+    return Service(Engine(scheduler, runner, on_failure), intake, generator.tokenization)
+
+
+@dataclass(frozen=True, slots=True)
+class _Model:
+    """One set of weights and what was learnt of it at load. `shapes` is empty where texts are always whole."""
+
+    location: str
+    backbone: Backbone
+    attention: AttentionBackend
+    shapes: list[LayerShape]
+    tokenization: Tokenization
+
+
+def _load(location: str, settings: EngineSettings, head: bool = True) -> _Model:
+    backbone = load_backbone(location, settings.model, head)
     attention = make_attention(backbone.device)
     shapes = backbone.layer_shapes()
+    if head and not shapes:
+        raise ValueError(f"model {location!r} is an encoder: it cannot generate; serve it with embedding_model")
     difference = self_check(backbone, attention, shapes)
     _log.info("self-check of %s in %s: relative difference %.1e", location, backbone.dtype, difference)
-    adapters = AdapterSet(backbone.model)
-    for name, path in settings.model.adapters.items():
-        adapters.add(load_adapter(name, Path(path), backbone.model, backbone.dtype, backbone.device))
-    block_bytes = KVCache.block_bytes(shapes, attention.block_size, backbone.dtype)
-    pool = BlockPool(_num_blocks(settings, block_bytes, backbone.device), attention.block_size)
-    cache = KVCache(shapes, pool.num_blocks, pool.block_size, backbone.dtype, backbone.device)
-    runner = Runner(backbone, attention, cache, adapters, Sampler(tokenization.vocab_size))
+    return _Model(location, backbone, attention, shapes, Tokenization(location, backbone.config))
 
+
+def _runner(model: _Model, pool: BlockPool, adapters: AdapterSet, head: EmbeddingHead) -> Runner:
+    backbone = model.backbone
+    cache = KVCache(model.shapes, pool.num_blocks, pool.block_size, backbone.dtype, backbone.device)
+    return Runner(backbone, model.attention, cache, adapters, Sampler(model.tokenization.vocab_size), head)
+
+
+def _text_maker(tokenization: Tokenization) -> Callable[[SamplingParams], Detokenizer]:
     def make_text(params: SamplingParams) -> Detokenizer:
         return Detokenizer(tokenization.backend, params.stop, params.include_stop_str_in_output, params.min_tokens)
 
-    intake = Intake(
-        tokenization, _limit(settings, backbone, pool), int(backbone.config.hidden_size), adapters.names, make_text
+    return make_text
+
+
+def _for_texts(model: _Model, recipe: EmbeddingRecipe) -> Tokenization:
+    """How texts to embed are tokenised: as prompts are, or by a tokenizer of their own where the recipe asks for it."""
+    if not (recipe.do_lower_case or recipe.append_eos):
+        return model.tokenization
+    return Tokenization(
+        model.location, model.backbone.config, lowercase=recipe.do_lower_case, append_eos=recipe.append_eos
     )
-    return Service(Engine(Scheduler(settings.scheduler, pool), runner), intake, tokenization)
 
 
 def _num_blocks(settings: EngineSettings, block_bytes: int, device: torch.device) -> int:
@@ -86,13 +146,23 @@ def _num_blocks(settings: EngineSettings, block_bytes: int, device: torch.device
     return size // block_bytes
 
 
-def _limit(settings: EngineSettings, backbone: Backbone, pool: BlockPool) -> int:
+def _limit(settings: EngineSettings, model: _Model, pool: BlockPool) -> int:
     """Tokens of prompt and output together that one request may have.
 
     Raises:
         ValueError: more is asked for than the model was made for.
     """
-    asked = settings.model.max_model_len
-    if asked > backbone.limit:
-        raise ValueError(f"max_model_len {asked} is above the model's own limit of {backbone.limit}")
-    return min(asked or backbone.limit, pool.num_blocks * pool.block_size)
+    asked, own = settings.model.max_model_len, model.backbone.limit
+    if asked > own:
+        raise ValueError(f"max_model_len {asked} is above the model's own limit of {own}")
+    holds = pool.num_blocks * pool.block_size
+    if holds < (asked or own):
+        _log.warning("requests are limited to %d of %d tokens by kv_memory", holds, asked or own)
+    return min(asked or own, holds)
+
+
+def _limit_apart(settings: EngineSettings, model: _Model, scheduler: Scheduler) -> int:
+    """Tokens of one text for an embedding model of its own: what it knows, and what a step or the memory holds."""
+    pool = scheduler.pool
+    holds = pool.num_blocks * pool.block_size if model.shapes else scheduler.longest_whole
+    return min(settings.model.max_model_len or model.backbone.limit, model.backbone.limit, holds)

@@ -71,6 +71,14 @@ def serve(
             rich_help_panel=WHAT,
         ),
     ] = "",
+    embedding_model: Annotated[
+        str,
+        typer.Option(
+            help="A folder or hub id of a model for embeddings beside it, encoder or decoder.",
+            show_default="the same model",
+            rich_help_panel=WHAT,
+        ),
+    ] = "",
     dtype: Annotated[
         Literal["auto", "float32", "bfloat16", "float16"],
         typer.Option(
@@ -205,10 +213,11 @@ def serve(
             "threads": str(threads or (_cores() // instances or 1 if instances > 1 else "")),
             "drain_timeout": str(drain_timeout),
         }
-        parameters |= settings_parameters(setting or [], own_options={"model", *parameters})
+        parameters |= settings_parameters(setting or [], own_options={"model", "embedding_model", *parameters})
         EngineSettings.from_parameters(parameters)  # so that a fault shows now, not when the server is up
         check_device(device)
-        parameters["model"] = model_parameter(model)
+        parameters["model"] = model_parameter("--model", model)
+        parameters["embedding_model"] = model_parameter("--embedding-model", embedding_model)
         endpoints = choose_endpoints(host, http=http_port, grpc=grpc_port, metrics=metrics_port)
     except ValueError as error:
         _fail(str(error), status=2)

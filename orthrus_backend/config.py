@@ -48,6 +48,7 @@ class ModelSettings(_Settings):
     """Which weights are served, and how they are held."""
 
     model: str = Field("", description="Hugging Face folder, .gguf file or hub id; empty for the default model")
+    embedding_model: str = Field("", description="folder or hub id of a model for embeddings; empty: the same model")
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     max_model_len: int = Field(0, ge=0, description="tokens of prompt and output together; 0 for the model's own limit")

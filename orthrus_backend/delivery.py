@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from queue import Empty, SimpleQueue
 from typing import Protocol
 
@@ -26,6 +27,9 @@ class Reply(Protocol):
     def cancelled(self) -> bool:
         """Whether the receiver has gone; not asked again after the last output."""
 
+    def abort(self, message: str) -> None:
+        """`deliver` or `cancelled` raised: say so instead, if an answer is still due."""
+
 
 class Delivery:
     """One thread between the engine and its receivers. `cancel` is told of requests whose receiver has gone."""
@@ -33,7 +37,7 @@ class Delivery:
     def __init__(self, cancel: Callable[[Request], None]) -> None:
         self._cancel = cancel
         self._outputs: SimpleQueue[Sequence[Output] | None] = SimpleQueue()
-        self._watched: dict[int, Request] = {}  # by identity: requests whose receivers are polled
+        self._watched: dict[int, dict[int, Request]] = {}  # by identity of their receiver, which is asked once for all
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="orthrus-delivery", daemon=True)
         self._thread.start()
@@ -41,7 +45,8 @@ class Delivery:
     def watch(self, requests: Sequence[Request]) -> None:
         """Expect outputs for these requests."""
         with self._lock:
-            self._watched.update((id(request), request) for request in requests)
+            for request in requests:
+                self._watched.setdefault(id(request.reply), {})[id(request)] = request
 
     def put(self, outputs: Sequence[Output]) -> None:
         """Pass on outputs, in order; returns at once."""
@@ -71,26 +76,35 @@ class Delivery:
     def _deliver(self, output: Output) -> None:
         request = output.request
         if output.final:
-            with self._lock:
-                self._watched.pop(id(request), None)
+            self._unwatch(request)
         try:
             request.reply.deliver(output)
-        except Exception:
-            self._give_up(request)
+        except Exception as error:
+            self._give_up([request], error)
 
     def _poll(self) -> None:
         with self._lock:
-            watched = list(self._watched.values())
-        for request in watched:
+            watched = [list(requests.values()) for requests in self._watched.values()]
+        for requests in watched:
             try:
-                if request.reply.cancelled():
-                    self._cancel(request)
-            except Exception:
-                self._give_up(request)
+                if requests[0].reply.cancelled():
+                    for request in requests:
+                        self._cancel(request)
+            except Exception as error:
+                self._give_up(requests, error)
 
-    def _give_up(self, request: Request) -> None:
+    def _give_up(self, requests: Sequence[Request], error: Exception) -> None:
         """A receiver raised: it must not take the thread, and with it everybody's answers, along."""
-        _log.exception("request %s: its receiver failed; it is cancelled", request.id)
+        _log.exception("request %s: its receiver failed; it is cancelled", requests[0].id)
+        for request in requests:
+            self._unwatch(request)
+            self._cancel(request)
+        with suppress(Exception):  # it was already worse than this
+            requests[0].reply.abort(f"the answer could not be sent: {error}")
+
+    def _unwatch(self, request: Request) -> None:
         with self._lock:
-            self._watched.pop(id(request), None)
-        self._cancel(request)
+            requests = self._watched.get(id(request.reply), {})
+            requests.pop(id(request), None)
+            if not requests:
+                self._watched.pop(id(request.reply), None)

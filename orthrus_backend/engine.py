@@ -7,7 +7,7 @@ step fails or the engine is closed. Knows no protocol and no tensor.
 import logging
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from queue import Empty, SimpleQueue
@@ -67,11 +67,14 @@ _Message = _Submit | _Cancel | _CancelId | _Close
 class Engine:
     """Serves requests until it is closed. All methods may be called from any thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner) -> None:
+    def __init__(self, scheduler: Scheduler, runner: StepRunner, on_failure: Callable[[], None] = lambda: None) -> None:
+        """`on_failure` is called when a step has failed, after everything accepted was answered."""
         self.metrics = Metrics()
         self._scheduler = scheduler
         self._runner = runner
+        self._on_failure = on_failure
         self._accounting = Accounting(self.metrics, scheduler)
+        self._unanswered: dict[int, Request] = {}  # by identity: accepted, and its last output is not on its way
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
         self._lock = threading.Lock()  # makes "is it open" and "leave a message" one act
         self._state = _State.OPEN
@@ -126,6 +129,8 @@ class Engine:
         except Exception as error:
             _log.exception("a step failed; the engine stops")
             self._fail_all(f"the engine failed: {error}")
+            self._delivery.close()
+            self._on_failure()
 
     def _step(self) -> None:
         started = time.monotonic()
@@ -133,7 +138,7 @@ class Engine:
         result = self._runner.run(plan)
         ended = time.monotonic()
         outputs = self._scheduler.commit(plan, result, ended)
-        self._delivery.put(outputs)
+        self._send(outputs)
         self._accounting.step(plan, outputs, started, ended)
 
     def _read_messages(self) -> bool:
@@ -160,6 +165,7 @@ class Engine:
         match message:
             case _Submit(requests):
                 for request in requests:
+                    self._unanswered[id(request)] = request
                     self._scheduler.add(request)
                 self._accounting.received(requests)
             case _Cancel(request):
@@ -176,14 +182,21 @@ class Engine:
             if ended is not None:
                 outputs.append(ended)
         if outputs:
-            self._delivery.put(outputs)
+            self._send(outputs)
             self._accounting.ended(outputs, time.monotonic())
+
+    def _send(self, outputs: Sequence[Output]) -> None:
+        self._delivery.put(outputs)
+        for output in outputs:
+            if output.final:
+                del self._unanswered[id(output.request)]
 
     def _fail_all(self, message: str) -> None:
         """The engine's thread ends here: answer everything accepted, also what is still in the inbox."""
         with self._lock:
             self._state = _State.DEAD
-        pending = list(self._scheduler.live.values())
+        pending = list(self._unanswered.values())
+        self._unanswered.clear()
         while True:
             try:
                 left = self._inbox.get_nowait()
@@ -197,4 +210,5 @@ class Engine:
             request.outcome = Outcome.FAILED
             outputs.append(Ended(request, Outcome.FAILED, message))
         self._delivery.put(outputs)
-        self._accounting.ended(outputs, time.monotonic(), emptied=True)
+        self._scheduler.abandon()
+        self._accounting.ended(outputs, time.monotonic())

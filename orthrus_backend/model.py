@@ -1,4 +1,4 @@
-"""The backbone: any Hugging Face causal language model, unmodified, run on packed rows.
+"""The backbone: any Hugging Face decoder or encoder, unmodified, run on packed rows.
 
 Responsible for loading weights safely, for hidden states and logits. Knows nothing of requests, blocks or pooling.
 """
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GgufConfig, PretrainedConfig
 
 from orthrus_backend.attention import hook
 from orthrus_backend.attention.backend import StepAttention
@@ -16,21 +16,31 @@ from orthrus_backend.attention.probe import ProbeStep
 from orthrus_backend.config import ModelSettings
 from orthrus_backend.kv_cache import LayerShape
 
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
 
 class Backbone:
-    """A causal language model: packed tokens to hidden states, hidden states to logits."""
+    """Packed tokens to hidden states; with a language model's head, hidden states to logits."""
 
     def __init__(self, model: Any, device: torch.device) -> None:
         self.model = model  # a transformers causal language model; their own types do not describe its parts
         self.config: PretrainedConfig = self.model.config.get_text_config()
         self.device = device
         self.dtype: torch.dtype = self.model.dtype
-        self.limit = int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1)  # positions the model knows
+        self._first_position = _first_position(self.config)
+        # positions that the model knows, less those that it skips
+        self.limit = int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1) - self._first_position
         _refuse_what_cannot_be_exact(self.config)
+
+    @property
+    def generates(self) -> bool:
+        """Whether it has a language model's head."""
+        return self.model.get_output_embeddings() is not None
 
     @torch.inference_mode()
     def hidden(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
         """Last hidden states after the final norm. `input_ids`, `positions`: [T]; returns [T, d]."""
+        positions = positions + self._first_position
         keywords = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False, hook.NAME: step}
         output = self.model.base_model(**keywords)
         hidden: Tensor = output.last_hidden_state[0]
@@ -52,7 +62,7 @@ class Backbone:
         return logits
 
     def layer_shapes(self) -> list[LayerShape]:
-        """What each layer stores per token, found by running one token.
+        """What each layer stores per token, found by running one token; empty for an encoder.
 
         Raises:
             ValueError: some layer does not attend in a way that can be served.
@@ -89,8 +99,10 @@ def resolve_dtype(name: str, device: torch.device) -> torch.dtype:
     return torch.bfloat16 if native else torch.float32
 
 
-def load_backbone(location: str, settings: ModelSettings) -> Backbone:
+def load_backbone(location: str, settings: ModelSettings, head: bool = True) -> Backbone:
     """Load a Hugging Face folder, a GGUF file or a hub id; safetensors and GGUF only, never code from the model.
+
+    With `head` it is a causal language model; without, only what makes hidden states, of a decoder or an encoder.
 
     Raises:
         ValueError: the model cannot be loaded or cannot be served exactly; the message says why.
@@ -98,12 +110,16 @@ def load_backbone(location: str, settings: ModelSettings) -> Backbone:
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
     hook.register()
+    _refuse_pickles(Path(location))
     source = pretrained_source(location)
+    # plain matrices in every case: packed ones would compute in a number format of their own, and take no adapter
+    unpacked: dict[str, Any] = {"quantization_config": GgufConfig(dequantize=True)} if "gguf_file" in source else {}
     try:
         config = AutoConfig.from_pretrained(**source, trust_remote_code=False)
         _refuse_what_cannot_be_exact(config.get_text_config())
-        loaded: Any = AutoModelForCausalLM.from_pretrained(
+        loaded: Any = (AutoModelForCausalLM if head else AutoModel).from_pretrained(
             **source,
+            **unpacked,
             dtype=dtype,
             attn_implementation=hook.NAME,
             use_safetensors=True,
@@ -113,8 +129,9 @@ def load_backbone(location: str, settings: ModelSettings) -> Backbone:
     except (OSError, ValueError, ImportError, KeyError) as error:
         raise ValueError(f"model {location!r} cannot be loaded: {error}") from error
     model, report = loaded
-    if report["missing_keys"]:
-        raise ValueError(f"model {location!r} lacks weights: {', '.join(sorted(report['missing_keys'])[:5])}")
+    missing = sorted(key for key in report["missing_keys"] if not (key.startswith("pooler.") and not head))
+    if missing:  # an encoder's own pooler is not used: pooling is what the request and the recipe say
+        raise ValueError(f"model {location!r} lacks weights: {', '.join(missing[:5])}")
     if model.config._attn_implementation != hook.NAME:
         raise ValueError(f"model {location!r} does not let its attention be replaced; it cannot be served")
     return Backbone(model.eval().requires_grad_(False).to(device), device)
@@ -126,6 +143,13 @@ def pretrained_source(location: str) -> dict[str, str]:
     if path.suffix == ".gguf":
         return {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     return {"pretrained_model_name_or_path": location}
+
+
+def _refuse_pickles(path: Path) -> None:
+    """Refuse a folder whose only weights are pickles, which could run code while they are read."""
+    if path.is_dir() and not any(path.glob("*.safetensors")):
+        for pickled in sorted(file for file in path.iterdir() if file.suffix in _PICKLES):
+            raise ValueError(f"{pickled} is a pickle and is not loaded; save the model as safetensors")
 
 
 def _refuse_what_cannot_be_exact(config: PretrainedConfig) -> None:
@@ -145,4 +169,11 @@ def _refuse_what_cannot_be_exact(config: PretrainedConfig) -> None:
     if getattr(config, "kv_lora_rank", None):
         raise ValueError(f"{family} uses multi-head latent attention, which cannot be served")
     if config.is_encoder_decoder:
-        raise ValueError(f"{family} is an encoder-decoder; only causal language models can share steps")
+        raise ValueError(f"{family} is an encoder-decoder; only decoders and encoders are served")
+
+
+def _first_position(config: PretrainedConfig) -> int:
+    """The position id of a text's first token: RoBERTa and its kin count from behind the padding id."""
+    if config.model_type in ("roberta", "xlm-roberta", "xlm-roberta-xl", "camembert", "data2vec-text"):
+        return int(config.pad_token_id) + 1
+    return 0

@@ -12,7 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from orthrus_backend.validation import one_line, shown
 
-PoolingMode = Literal["mean", "weighted_mean", "cls", "last"]
+PoolingMode = Literal["mean", "mean_sqrt_len", "weighted_mean", "max", "cls", "last"]
 GREEDY_TEMPERATURE = 1e-3  # at or below it, division by the temperature only adds rounding: the maximum is taken
 
 
@@ -20,11 +20,23 @@ def _listed(value: object) -> object:
     return (value,) if isinstance(value, str) else value
 
 
-_Words = Annotated[tuple[Annotated[str, Field(min_length=1)], ...], BeforeValidator(_listed)]
+_Modes = Annotated[tuple[PoolingMode, ...], Field(min_length=1, max_length=6), BeforeValidator(_listed)]
+_Words = Annotated[tuple[Annotated[str, Field(min_length=1, max_length=1000)], ...], BeforeValidator(_listed)]
+_FLAGS = (bool, bool | None)
 
 
 class _Params(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _no_flags_for_numbers(cls, keys: Any) -> Any:
+        """`true` would pass for 1."""
+        for name, value in keys.items() if isinstance(keys, dict) else ():
+            field = cls.model_fields.get(name)
+            if isinstance(value, bool) and field is not None and field.annotation not in _FLAGS:
+                raise ValueError(f"{name}: {str(value).lower()} is not what it takes")
+        return keys
 
     @classmethod
     def parse(cls, document: str | None, base: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
@@ -61,16 +73,16 @@ class SamplingParams(_Params):
     top_k: int = Field(0, ge=-1)  # 0 and -1: all tokens
     min_p: float = Field(0.0, ge=0, le=1)
     seed: int | None = Field(None, ge=-(2**63), lt=2**64)
-    n: int = Field(1, ge=1, le=1)  # one continuation per request
+    n: int = Field(1, ge=1, le=16)  # continuations of the one prompt
     stop: _Words = Field((), max_length=16)
-    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = ()
+    stop_token_ids: tuple[Annotated[int, Field(ge=0)], ...] = Field((), max_length=1024)
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     repetition_penalty: float = Field(1.0, gt=0, le=100)
     presence_penalty: float = Field(0.0, ge=-2, le=2)
     frequency_penalty: float = Field(0.0, ge=-2, le=2)
-    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = {}
-    bad_words: _Words = ()
+    logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=1024)
+    bad_words: _Words = Field((), max_length=128)
     logprobs: int | None = Field(None, ge=0, le=20)
     adapter: str | None = Field(None, min_length=1)
 
@@ -89,6 +101,12 @@ class SamplingParams(_Params):
             raise ValueError(f"min_tokens {self.min_tokens} is above max_tokens {self.max_tokens}")
         return self
 
+    @model_validator(mode="after")
+    def _several_are_drawn(self) -> Self:
+        if self.n > 1 and self.greedy:
+            raise ValueError(f"n {self.n} with temperature {self.temperature:g}: greedy texts are all the same, n is 1")
+        return self
+
     @property
     def greedy(self) -> bool:
         """Whether the likeliest token is taken instead of drawing one."""
@@ -96,9 +114,12 @@ class SamplingParams(_Params):
 
 
 class EmbeddingParams(_Params):
-    """How one text becomes a vector; None leaves a choice to the model's own files."""
+    """How one text becomes a vector; None leaves a choice to the model's own files.
 
-    pooling: PoolingMode | None = None
+    The vectors of several pooling modes are concatenated. An empty instruction means none, not even the model's own.
+    """
+
+    pooling: _Modes | None = None
     normalize: bool | None = None
     dimensions: int | None = Field(None, ge=1)
     prompt_name: str | None = None

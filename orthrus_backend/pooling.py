@@ -1,24 +1,29 @@
 """Turns hidden states into one vector per text, chunk by chunk.
 
-Every pooling mode is `e = S / W` with `S = sum(w h)` and `W = sum(w)` over the rows it counts, so what is carried from
-chunk to chunk is one vector and one number, in float32 whatever the model's dtype:
+Every pooling mode is `S / W` over the rows it counts, so what is carried from chunk to chunk is one vector and one
+number for each mode, in float32 whatever the model's dtype:
 
-- mean: every row, `w = 1`
-- weighted_mean: every row, `w` = its 1-based position in the whole text (SGPT, arXiv:2202.08904)
-- cls: the text's first row
-- last: the chunk's last row, which replaces what earlier chunks left
+- mean: `S = sum(h)`, `W` = the number of rows
+- mean_sqrt_len: the same with the root of the number of rows
+- weighted_mean: `S = sum(w h)`, `W = sum(w)`, `w` = a row's 1-based position in the text (SGPT, arXiv:2202.08904)
+- max: `S` = the largest value in each place, `W = 1`
+- cls: the first row; last: the chunk's last row, which replaces what earlier chunks left
 
-Knows nothing of models, and changes no request: a new state is a new value.
+Rows of a prompt that is not pooled do not count, and keep their positions. Several modes are concatenated. Knows
+nothing of models, and changes no request: a new state is a new value.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from orthrus_backend.embedding_head import EmbeddingHead
 from orthrus_backend.params import PoolingMode
 from orthrus_backend.plan import Slice
 from orthrus_backend.request import EmbedRequest
@@ -28,66 +33,55 @@ Vector = npt.NDArray[np.float32]  # [D]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PoolState:
-    """What is known of one text after some of its chunks."""
+    """What is known of one text after some of its chunks, mode by mode."""
 
-    total: Tensor  # [d] float32: S
-    weight: float  # W
-
-
-def pool_chunk(hidden: Tensor, start: int, mode: PoolingMode, state: PoolState | None) -> PoolState:
-    """Add one chunk of a text to its state.
-
-    Args:
-        hidden: [n, d], rows after the model's final norm, any float dtype.
-        start: position of the chunk's first row in the text.
-        mode: how the text is pooled.
-        state: what the chunks before this one left; None at the start of the text.
-    """
-    counted = _counted_rows(start, len(hidden), mode)
-    weights = _weights(start, counted, mode)
-    return _carry(state, _segment_sums(hidden[counted.start : counted.stop], [weights])[0], weights, mode)
+    totals: Tensor  # [modes, d] float32: S
+    weights: tuple[float, ...]  # [modes]: W, for mean_sqrt_len before the root
 
 
-def finish(state: PoolState, dimensions: int | None, normalize: bool) -> Vector:
-    """The vector of a text whose chunks are all in: divided, cut to `dimensions`, then L2-normalised, in that order.
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """The rows `start` to `stop` of a step that one mode of one text counts."""
 
-    Returns:
-        [D] float32, on the host. A zero vector stays zero.
-    """
-    return _vector(_to_host([state.total])[0], state.weight, dimensions, normalize)
+    mode: PoolingMode
+    start: int
+    stop: int
+    weights: Vector  # [stop - start]
 
 
-def pool_slices(hidden: Tensor, embeds: Sequence[Slice]) -> list[PoolState | Vector]:
+def pool_slices(hidden: Tensor, embeds: Sequence[Slice], head: EmbeddingHead | None = None) -> list[PoolState | Vector]:
     """Pool the embed slices of a step, with one transfer from the device.
 
     Args:
         hidden: [T, d], rows after the model's final norm; the slices' rows come first, in order.
         embeds: `plan.embeds`.
+        head: what the model does to pooled vectors.
 
     Returns:
-        For each slice the new state, or the finished vector [D] where the slice completes its text.
+        For each slice the new state, or the finished vector [D] where the slice completes its text: pooled, through
+        the head, cut to `dimensions`, then L2-normalised, in that order. A zero vector stays zero.
     """
     if not embeds:
         return []
     requests = [_embed_request(s) for s in embeds]
-    rows, weights, offset = [], [], 0
-    for s, request in zip(embeds, requests, strict=True):
-        counted = _counted_rows(s.start, s.length, request.pooling)
-        rows.append(np.arange(offset + counted.start, offset + counted.stop))
-        weights.append(_weights(s.start, counted, request.pooling))
-        offset += s.length
-    index = torch.from_numpy(np.concatenate(rows)).to(hidden.device)  # [rows that count]
-    totals = _segment_sums(hidden[index], weights)  # [slices, d]
-    states = [
-        _carry(request.pool, total, w, request.pooling)
-        for request, total, w in zip(requests, totals, weights, strict=True)
+    offsets = accumulate((s.length for s in embeds), initial=0)
+    runs = [
+        _run(mode, offset, s, request.unpooled)
+        for s, request, offset in zip(embeds, requests, offsets, strict=False)
+        for mode in request.pooling
     ]
-    vectors = iter(_to_host([state.total for s, state in zip(embeds, states, strict=True) if s.completes]))
+    totals = _reduce(hidden, runs)  # [runs, d]
+    ends = accumulate((len(request.pooling) for request in requests), initial=0)
+    states = [
+        _carry(request.pool, totals[first:last], runs[first:last])
+        for request, (first, last) in zip(requests, pairwise(ends), strict=True)
+    ]
+    done = [(request, state) for s, request, state in zip(embeds, requests, states, strict=True) if s.completes]
+    vectors = iter(_vectors(done, head))
     return [
-        _vector(next(vectors), state.weight, request.params.dimensions, request.normalize)
-        if s.completes
-        else PoolState(state.total.clone(), state.weight)  # a view would keep the sums of the whole step alive
-        for s, request, state in zip(embeds, requests, states, strict=True)
+        # a view would keep the sums of the whole step alive
+        next(vectors) if s.completes else PoolState(state.totals.clone(), state.weights)
+        for s, state in zip(embeds, states, strict=True)
     ]
 
 
@@ -96,43 +90,88 @@ def _embed_request(piece: Slice) -> EmbedRequest:
     return piece.request
 
 
-def _counted_rows(start: int, length: int, mode: PoolingMode) -> range:
-    """Which rows of a chunk count."""
+def _run(mode: PoolingMode, offset: int, piece: Slice, unpooled: int) -> _Run:
+    """Which rows of a slice count, whose rows begin at `offset`, and how much."""
+    first = max(unpooled, piece.start)  # as positions in the text
     if mode == "cls":
-        return range(1 if start == 0 else 0)
-    return range(length - 1, length) if mode == "last" else range(length)
-
-
-def _weights(start: int, counted: range, mode: PoolingMode) -> Vector:
+        start, stop = first, min(first + (piece.start <= unpooled), piece.stop)
+    elif mode == "last":
+        start, stop = piece.stop - 1, piece.stop
+    else:
+        start, stop = first, piece.stop
+    stop = max(start, stop)  # none, in a slice that holds only the prompt
     if mode == "weighted_mean":
-        return np.arange(start + 1, start + 1 + len(counted), dtype=np.float32)
-    return np.ones(len(counted), dtype=np.float32)
+        weights = np.arange(start + 1, stop + 1, dtype=np.float32)
+    else:
+        weights = np.ones(stop - start, dtype=np.float32)
+    return _Run(mode, start - piece.start + offset, stop - piece.start + offset, weights)
 
 
-def _segment_sums(rows: Tensor, weights: list[Vector]) -> Tensor:
-    """Weighted sums of consecutive runs of `rows` [n, d], one run for each array of weights: [runs, d] float32.
+def _reduce(hidden: Tensor, runs: Sequence[_Run]) -> Tensor:
+    """The sum, or the maximum, of each run's rows: [runs, d] float32.
 
-    An empty run gives zero. No run touches another's rows, so a broken row harms its own text only.
+    An empty run gives zero, or -inf. No run touches another's rows, so a broken row harms its own text only.
     """
-    lengths = torch.tensor([len(w) for w in weights], device=rows.device)  # [runs]
-    scale = torch.from_numpy(np.concatenate(weights)).to(rows.device)  # [n]
-    # unsafe: the lengths are ours, and checking them would wait for the device
-    return torch.segment_reduce(rows.float() * scale[:, None], "sum", lengths=lengths, unsafe=True, initial=0.0)
+    total = torch.empty(len(runs), hidden.shape[1], dtype=torch.float32, device=hidden.device)
+    for reduction, initial in (("sum", 0.0), ("max", -math.inf)):
+        chosen = [i for i, run in enumerate(runs) if (run.mode == "max") == (reduction == "max")]
+        if not chosen:
+            continue
+        index = np.concatenate([np.arange(runs[i].start, runs[i].stop) for i in chosen])
+        rows = hidden[torch.from_numpy(index).to(hidden.device)].float()  # [rows that count, d]
+        if reduction == "sum":
+            scale = np.concatenate([runs[i].weights for i in chosen])
+            rows = rows * torch.from_numpy(scale).to(hidden.device)[:, None]
+        lengths = torch.tensor([len(runs[i].weights) for i in chosen], device=hidden.device)
+        # unsafe: the lengths are ours, and checking them would wait for the device
+        reduced = torch.segment_reduce(rows, reduction, lengths=lengths, unsafe=True, initial=initial)
+        total[torch.tensor(chosen, device=hidden.device)] = reduced
+    return total
 
 
-def _carry(before: PoolState | None, total: Tensor, weights: Vector, mode: PoolingMode) -> PoolState:
-    weight = float(weights.sum(dtype=np.float64))
-    if before is None or mode == "last":
-        return PoolState(total, weight)
-    return PoolState(before.total + total, before.weight + weight)
+def _carry(before: PoolState | None, totals: Tensor, runs: Sequence[_Run]) -> PoolState:
+    weights = tuple(float(run.weights.sum(dtype=np.float64)) for run in runs)
+    if before is None:
+        return PoolState(totals, weights)
+    merged = before.totals + totals  # [modes, d]
+    for mode, row, old, new in zip((run.mode for run in runs), merged, before.totals, totals, strict=True):
+        if mode == "last":
+            row.copy_(new)
+        elif mode == "max":
+            torch.maximum(old, new, out=row)
+    counted = zip((run.mode for run in runs), before.weights, weights, strict=True)
+    return PoolState(merged, tuple(new if mode == "last" else old + new for mode, old, new in counted))
 
 
-def _to_host(totals: list[Tensor]) -> Vector:
-    return torch.stack(totals).cpu().numpy() if totals else np.empty((0, 0), np.float32)  # [n, d]
+def _vectors(done: Sequence[tuple[EmbedRequest, PoolState]], head: EmbeddingHead | None) -> list[Vector]:
+    """The vectors of texts whose chunks are all in."""
+    if not done:
+        return []
+    divisors = [
+        _divisor(mode, weight)
+        for request, state in done
+        for mode, weight in zip(request.pooling, state.weights, strict=True)
+    ]
+    totals = torch.cat([state.totals for _, state in done])  # [modes of all texts, d]
+    pooled = totals / torch.tensor(divisors, device=totals.device)[:, None]
+    if head:  # its input has one width, so all texts have as many modes
+        pooled = head(pooled.reshape(len(done), -1))  # [n, D]
+        sizes = [pooled.shape[1]] * len(done)
+    else:
+        sizes = [state.totals.numel() for _, state in done]
+    flat: Vector = pooled.reshape(-1).cpu().numpy()
+    parts = np.split(flat, list(accumulate(sizes))[:-1])
+    return [_finished(part, request) for part, (request, _) in zip(parts, done, strict=True)]
 
 
-def _vector(total: Vector, weight: float, dimensions: int | None, normalize: bool) -> Vector:
-    vector = total[:dimensions] / np.float32(weight)
-    if normalize:
-        vector = vector / max(float(np.linalg.norm(vector)), 1e-12)  # as torch.nn.functional.normalize
-    return vector.astype(np.float32)
+def _divisor(mode: PoolingMode, weight: float) -> float:
+    if mode == "max":
+        return 1.0
+    return max(math.sqrt(weight) if mode == "mean_sqrt_len" else weight, 1e-9)
+
+
+def _finished(vector: Vector, request: EmbedRequest) -> Vector:
+    vector = vector[: request.dimensions]
+    if request.normalize:
+        return vector / np.float32(max(float(np.linalg.norm(vector)), 1e-12))  # as torch.nn.functional.normalize
+    return vector.copy()  # a view would keep the vectors of the whole step alive

@@ -90,11 +90,17 @@ class Request:
 
 @dataclass(slots=True, eq=False)
 class EmbedRequest(Request):
-    """A text to be pooled into one vector. `pool` is what the pooler carries between chunks."""
+    """A text to be pooled into one vector.
+
+    `pooling`, `normalize` and `dimensions` are resolved; the first `unpooled` rows do not count. `pool` is what the
+    pooler carries between chunks.
+    """
 
     params: EmbeddingParams = field(default_factory=EmbeddingParams)
-    pooling: PoolingMode = "mean"
+    pooling: tuple[PoolingMode, ...] = ("mean",)
     normalize: bool = True
+    dimensions: int | None = None
+    unpooled: int = 0
     pool: Any = None
 
     @property

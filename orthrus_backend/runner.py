@@ -8,6 +8,7 @@ import torch
 from orthrus_backend.adapters import AdapterSet
 from orthrus_backend.attention.backend import AttentionBackend
 from orthrus_backend.batch import build_batch
+from orthrus_backend.embedding_head import EmbeddingHead
 from orthrus_backend.kv_cache import KVCache
 from orthrus_backend.model import Backbone
 from orthrus_backend.outputs import StepResult
@@ -27,12 +28,14 @@ class Runner:
         cache: KVCache,
         adapters: AdapterSet,
         sampler: Sampler,
+        head: EmbeddingHead | None = None,
     ) -> None:
         self._backbone = backbone
         self._attention = attention
         self._cache = cache
         self._adapters = adapters
         self._sampler = sampler
+        self._head = head or EmbeddingHead()
 
     @torch.inference_mode()
     def run(self, plan: Plan) -> StepResult:
@@ -41,7 +44,7 @@ class Runner:
         step = self._attention.begin(batch, self._cache)
         with self._adapters.active(batch.adapters):
             hidden = self._backbone.hidden(batch.input_ids, batch.positions, step)  # [T, d]
-        pooled = pool_slices(hidden, plan.embeds)
+        pooled = pool_slices(hidden, plan.embeds, self._head)
         sampled: list[TokenLogprobs] = []
         if plan.samples:
             requests = [s.request for s in plan.samples if isinstance(s.request, GenerateRequest)]

@@ -33,15 +33,18 @@ def self_check(backbone: Backbone, attention: AttentionBackend, shapes: list[Lay
     texts = [torch.randint(0, vocabulary, (n,), generator=generator).tolist() for n in _LENGTHS]
     pool = BlockPool(sum(-(-n // size) for n in _LENGTHS), size)
     cache = KVCache(shapes, pool.num_blocks, size, backbone.dtype, backbone.device)
-    requests: list[Request] = [EmbedRequest("", ids, None, 0.0) for ids in texts[:-1]]
-    requests.append(GenerateRequest("", texts[-1], None, 0.0, prompt_length=len(texts[-1]) - 1))
-    for request in requests:
-        assert pool.grow(request, request.total)
-    packed = _run_chunked(backbone, attention, cache, requests)
+    requests: list[Request] = [EmbedRequest("", ids, None, 0.0) for ids in texts]
+    if backbone.generates:
+        requests[-1] = GenerateRequest("", texts[-1], None, 0.0, prompt_length=len(texts[-1]) - 1)
+    if shapes:
+        assert all(pool.grow(request, request.total) for request in requests)
+    packed = _run_chunked(backbone, attention, cache, requests, _CHUNK if shapes else max(_LENGTHS))
     worst = 0.0
     for ids, hidden in zip(texts, packed, strict=True):
         plain_hidden, plain_logits = _run_plain(backbone, ids)
-        worst = max(worst, _difference(hidden, plain_hidden), _difference(backbone.logits(hidden), plain_logits))
+        worst = max(worst, _difference(hidden, plain_hidden))
+        if plain_logits is not None:
+            worst = max(worst, _difference(backbone.logits(hidden), plain_logits))
     limit = _TOLERANCE[backbone.dtype]
     if not worst <= limit:
         raise ValueError(
@@ -52,13 +55,13 @@ def self_check(backbone: Backbone, attention: AttentionBackend, shapes: list[Lay
 
 
 def _run_chunked(
-    backbone: Backbone, attention: AttentionBackend, cache: KVCache, requests: list[Request]
+    backbone: Backbone, attention: AttentionBackend, cache: KVCache, requests: list[Request], chunk: int
 ) -> list[Tensor]:
     """Hidden states of all requests, computed together in chunks: [n, d] each."""
     parts: list[list[Tensor]] = [[] for _ in requests]
     while any(request.remaining for request in requests):
         active = [request for request in requests if request.remaining]
-        plan = Plan(tuple(Slice(r, r.computed, _length(r)) for r in active))
+        plan = Plan(tuple(Slice(r, r.computed, _length(r, chunk)) for r in active))
         batch = build_batch(plan, cache.block_size, backbone.device)
         hidden = backbone.hidden(batch.input_ids, batch.positions, attention.begin(batch, cache))
         for s, rows in zip(plan.slices, hidden.split([s.length for s in plan.slices]), strict=True):
@@ -67,21 +70,21 @@ def _run_chunked(
     return [torch.cat(rows) for rows in parts]
 
 
-def _length(request: Request) -> int:
+def _length(request: Request, chunk: int) -> int:
     if isinstance(request, GenerateRequest) and request.computed < request.prompt_length:
-        return min(_CHUNK, request.prompt_length - request.computed)
-    return min(_CHUNK, request.remaining)
+        return min(chunk, request.prompt_length - request.computed)
+    return min(chunk, request.remaining)
 
 
 @torch.inference_mode()
-def _run_plain(backbone: Backbone, ids: list[int]) -> tuple[Tensor, Tensor]:
+def _run_plain(backbone: Backbone, ids: list[int]) -> tuple[Tensor, Tensor | None]:
     """Hidden states [n, d] and logits [n, vocabulary] of one sequence, as the model's own code computes them."""
     model = backbone.model
     model.set_attn_implementation("eager")
     try:
         input_ids = torch.tensor([ids], device=backbone.device)
         hidden = model.base_model(input_ids=input_ids, use_cache=False).last_hidden_state[0]
-        logits = model(input_ids=input_ids, use_cache=False).logits[0]
+        logits = model(input_ids=input_ids, use_cache=False).logits[0] if backbone.generates else None
     finally:
         model.set_attn_implementation(hook.NAME)
     return hidden, logits

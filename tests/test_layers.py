@@ -10,7 +10,9 @@ import orthrus_backend
 ROOT = Path(orthrus_backend.__file__).parent
 # Lowest first; a module may import from its own layer and from lower ones.
 LAYERS = (
-    ("validation", "config", "params"),
+    ("validation", "config", "params", "model_files"),
+    ("sentence_transformers_files",),
+    ("embedding_recipe",),
     ("request",),
     ("plan", "outputs", "blocks", "metrics"),
     ("scheduling",),
@@ -18,15 +20,39 @@ LAYERS = (
     ("kv_cache",),
     ("attention",),
     ("model",),
-    ("adapter_config", "adapters", "pooling", "draws", "logit_edits", "sampling", "detokenize", "tokenization"),
-    ("runner", "self_check", "intake"),
+    (
+        "adapter_config",
+        "adapters",
+        "pooling",
+        "embedding_head",
+        "draws",
+        "logit_edits",
+        "sampling",
+        "detokenize",
+        "tokenization",
+    ),
+    ("runner", "self_check", "prompt_checks"),
+    ("split_runner",),
+    ("generate_intake", "embed_intake"),
+    ("intake",),
     ("accounting", "delivery", "engine"),
     ("default_model",),
     ("assembly",),
     ("triton", "serve"),
     ("cli",),
 )
-TORCH_FREE = ("config", "params", "request", "plan", "outputs", "blocks", "metrics", "scheduling.scheduler", "engine")
+TORCH_FREE = (
+    "config",
+    "params",
+    "request",
+    "plan",
+    "outputs",
+    "blocks",
+    "metrics",
+    "scheduling.scheduler",
+    "engine",
+    "embedding_recipe",
+)
 
 
 def imports_of(path: Path) -> set[str]:

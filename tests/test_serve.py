@@ -77,9 +77,9 @@ class TestOptions:
         (tmp_path / "m").mkdir()
         (tmp_path / "m" / "config.json").write_text("{}")
         monkeypatch.chdir(tmp_path)
-        assert model_parameter("m") == str(tmp_path / "m")
-        assert model_parameter("owner/name") == "owner/name"
-        assert model_parameter("") == ""
+        assert model_parameter("--model", "m") == str(tmp_path / "m")
+        assert model_parameter("--model", "owner/name") == "owner/name"
+        assert model_parameter("--model", "") == ""
 
     def test_adapters_are_joined_in_order(self, tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text("{}")

@@ -14,7 +14,7 @@ class Message(TypedDict):
 class EmbedOptions(TypedDict, total=False):
     """Options of an embedding; what is left out is the model's own default."""
 
-    pooling: Literal["mean", "weighted_mean", "cls", "last"]
+    pooling: Literal["mean", "mean_sqrt_len", "weighted_mean", "max", "cls", "last"]
     normalize: bool
     dimensions: int  # the first so many dimensions only
     prompt_name: str  # one of the prompts that the model's files define

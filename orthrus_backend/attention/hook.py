@@ -37,11 +37,11 @@ def _attention(
             raise ValueError(f"this model's attention uses {name}, which is not supported")
     if attention_mask is not None:
         raise ValueError("this model builds its own attention mask, which is not supported")
-    if others.get("is_causal") is False or getattr(module, "is_causal", True) is False:
-        raise ValueError("this model's attention is not causal; only causal language models can share steps")
-    layer = module.layer_idx
-    assert isinstance(layer, int)
+    causal = others.get("is_causal")
+    if causal is None:
+        causal = getattr(module, "is_causal", True)
+    layer = getattr(module, "layer_idx", None)  # encoders, which keep nothing, need not count their layers
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
-    spec = AttentionSpec(scale, sliding_window, softcap)
+    spec = AttentionSpec(scale, sliding_window, softcap, bool(causal))
     query, key, value = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # [T, heads, dim] each
-    return step.attend(layer, query, key, value, spec).unsqueeze(0), None
+    return step.attend(-1 if layer is None else layer, query, key, value, spec).unsqueeze(0), None

@@ -33,6 +33,8 @@ class ReferenceStep:
             self._decode_slots = self._padded_slots(batch.decodes, longest)  # [n, longest]
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        if not spec.causal:
+            return self._attend_whole(query, key, value, spec)
         self._cache.write(layer, self._batch, key, value)
         chunk_masks, decode_mask = self._masks_for(spec.window)
         out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])  # [T, heads, value_dim]
@@ -45,6 +47,24 @@ class ReferenceStep:
             keys, values = self._cache.read(layer, self._decode_slots)  # [n, longest, kv_heads, dim]
             out[first:] = _attend(query[first:, None], keys, values, decode_mask, spec)[:, 0]
         return out
+
+    def _attend_whole(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        """Every row sees all rows of its sequence, which is whole in the batch and keeps nothing."""
+        assert not self._batch.decodes
+        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])  # [T, heads, value_dim]
+        for rows in self._batch.chunks:
+            assert not rows.offset, "a sequence that sees itself whole was cut"
+            span = slice(rows.start, rows.stop)
+            mask = self._whole_mask(rows.context, spec.window)
+            out[span] = _attend(query[None, span], key[None, span], value[None, span], mask, spec)[0]
+        return out
+
+    def _whole_mask(self, length: int, window: int | None) -> Tensor:
+        """True where a key is seen: [length, length]."""
+        if window is None:
+            return torch.ones(length, length, dtype=torch.bool, device=self._device)
+        positions = torch.arange(length, device=self._device)
+        return (positions[:, None] - positions).abs() < window
 
     def _slots(self, rows: Rows) -> Tensor:
         """Slots of all keys of a request up to this slice's end: [context]."""

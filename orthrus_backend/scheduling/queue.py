@@ -50,6 +50,11 @@ class Queue:
         self._requests.remove(request)
         self.tokens -= self._work(request)
 
+    def clear(self) -> None:
+        """Drop all requests."""
+        self._requests.clear()
+        self.tokens = 0
+
     def _work(self, request: Request) -> int:
         return request.remaining + self._expected_output(request)
 

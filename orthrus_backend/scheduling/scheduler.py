@@ -12,7 +12,7 @@ from orthrus_backend.config import SchedulerSettings
 from orthrus_backend.outputs import Embedded, Ended, Output, Produced, StepResult
 from orthrus_backend.plan import Plan, Slice
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Kind, Outcome, Request, TokenLogprobs
-from orthrus_backend.scheduling.policy import Backlog, Policy, make_policy
+from orthrus_backend.scheduling.policy import Backlog, make_policy
 from orthrus_backend.scheduling.queue import Queue
 
 
@@ -42,12 +42,15 @@ class Scheduler:
 
     Invariants: a queue is in order of arrival and only its head may own blocks; `running` are generations whose known
     tokens are all computed but the last, in order of arrival.
+
+    With `whole_embeds` texts are never cut, as an encoder wants it: each is computed in one step, or refused.
     """
 
-    def __init__(self, settings: SchedulerSettings, pool: BlockPool, policy: Policy | None = None) -> None:
+    def __init__(self, settings: SchedulerSettings, pool: BlockPool, whole_embeds: bool = False) -> None:
         self.settings = settings
+        self.whole_embeds = whole_embeds
         self.pool = pool
-        self.policy = policy or make_policy(settings)
+        self.policy = make_policy(settings)
         self.queues: dict[Kind, Queue] = {
             Kind.EMBED: Queue(),
             Kind.GENERATE: Queue(settings.count_expected_output),
@@ -61,13 +64,18 @@ class Scheduler:
         """Refuse what could never be computed.
 
         Raises:
-            ValueError: the request alone needs more blocks than there are.
+            ValueError: the request alone needs more blocks, or more of a step, than there is.
         """
         tokens = request.total
         if isinstance(request, GenerateRequest):
             tokens += request.max_tokens - 1  # keys of the last token are never read
-        elif tokens <= min(self._chunk, self.settings.token_budget - self.settings.max_running):
+        elif tokens <= self.longest_whole:
             return  # fits a turn beside every running generation: needs no block
+        elif self.whole_embeds:
+            raise ValueError(
+                f"a text of {tokens} tokens does not fit one step, and this model cannot compute it in parts; "
+                f"the limit is {self.longest_whole} (token_budget {self.settings.token_budget} - max_running)"
+            )
         if self.pool.needed(tokens) > self.pool.num_blocks:
             capacity = self.pool.num_blocks * self.pool.block_size
             detail = f"prompt {request.total}"
@@ -124,7 +132,11 @@ class Scheduler:
             samples = s.completes
             s.request.computed = s.stop
             if samples:
-                outputs.append(self._advance(s.request, next(tokens), now))
+                token = next(tokens)
+                try:
+                    outputs.append(self._advance(s.request, token, now))
+                except Exception as error:  # of its text: no reason to end all others
+                    outputs.append(self._fail(s.request, f"its text failed: {error}"))
         return outputs
 
     def end(self, request: Request, outcome: Outcome, message: str = "") -> Ended | None:
@@ -137,9 +149,23 @@ class Scheduler:
         elif request in queue:
             queue.remove(request)
             self._note_if_empty(request.kind)
+        text = ""
+        if isinstance(request, GenerateRequest) and request.text:
+            try:
+                text = request.text.finish()
+            except Exception as error:
+                outcome, message = Outcome.FAILED, f"its text failed: {error}"
         self._end(request, outcome)
-        text = request.text.finish() if isinstance(request, GenerateRequest) and request.text else ""
         return Ended(request, outcome, message, text)
+
+    def abandon(self) -> None:
+        """Forget everything, wherever it stands: a step failed half-way. Blocks are free again."""
+        for request in self.live.values():
+            self.pool.release(request)
+        self.live.clear()
+        self.running.clear()
+        for queue in self.queues.values():
+            queue.clear()
 
     def check_integrity(self) -> None:
         """Assert that every live request is in one place and every block accounted for; between steps only."""
@@ -154,6 +180,12 @@ class Scheduler:
             for request in queue:
                 fresh.append(request)
             assert queue.tokens == fresh.tokens, f"{kind} queue counts {queue.tokens} tokens instead of {fresh.tokens}"
+
+    @property
+    def longest_whole(self) -> int:
+        """Tokens of a text that can be computed in one turn whatever else is running."""
+        room = self.settings.token_budget - self.settings.max_running
+        return room if self.whole_embeds else min(self._chunk, room)
 
     @property
     def _chunk(self) -> int:
@@ -192,6 +224,8 @@ class Scheduler:
         preempt: it would be preempted next.
         """
         start = head.computed + draft.planned(head)
+        if self.whole_embeds and head.kind is Kind.EMBED:
+            return head.total if head.total <= draft.left else 0
         tokens = min(self._chunk, head.total - start, draft.left)
         if isinstance(head, GenerateRequest):
             if len(self.running) + draft.entering >= self.settings.max_running:
@@ -245,6 +279,12 @@ class Scheduler:
         elif request not in self.running:
             insort(self.running, request, key=lambda r: r.order)
         return Produced(request, token, text, outcome)
+
+    def _fail(self, request: GenerateRequest, message: str) -> Ended:
+        if request in self.running:
+            self.running.remove(request)
+        self._end(request, Outcome.FAILED)
+        return Ended(request, Outcome.FAILED, message)
 
     def _end(self, request: Request, outcome: Outcome) -> None:
         request.outcome = outcome

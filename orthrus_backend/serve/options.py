@@ -36,7 +36,7 @@ def check_length(model: str, max_model_len: int) -> None:
             raise ValueError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
 
 
-def model_parameter(value: str) -> str:
+def model_parameter(option: str, value: str) -> str:
     """`value` as the server takes it, which runs elsewhere: an absolute path, or a hub id; empty stays empty."""
     path = Path(value).expanduser()
     if not value:
@@ -45,15 +45,17 @@ def model_parameter(value: str) -> str:
         try:
             validate_repo_id(value)
         except HFValidationError:
-            raise ValueError(f"--model {value!r}: no such folder, and no hub id (name or owner/name) either") from None
+            raise ValueError(f"{option} {value!r}: no such folder, and no hub id (name or owner/name) either") from None
         return value
     if path.is_file() and path.suffix != ".gguf":
-        raise ValueError(f"--model {value!r}: this file is no model; name a folder with a config.json, or a .gguf file")
+        raise ValueError(
+            f"{option} {value!r}: this file is no model; name a folder with a config.json or a .gguf file"
+        )
     if path.suffix == ".gguf":
         if not path.is_file():
-            raise ValueError(f"--model {value!r}: no such file")
+            raise ValueError(f"{option} {value!r}: no such file")
     elif not (path / "config.json").is_file():
-        raise ValueError(f"--model {value!r}: the folder has no config.json")
+        raise ValueError(f"{option} {value!r}: the folder has no config.json")
     return str(path.resolve())
 
 

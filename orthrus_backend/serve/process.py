@@ -152,12 +152,15 @@ def fetch(url: str) -> bytes:
 
 
 def _dies_with_parent() -> Callable[[], None]:
-    """What a child runs before it becomes the server: the kernel sends it SIGTERM when the parent is gone."""
+    """What a child runs before it becomes the server: the kernel kills it when the parent is gone.
+
+    Not with SIGTERM: a server that is asked to stop waits for its requests, and nobody is left to end one that hangs.
+    """
     prctl = ctypes.CDLL(None, use_errno=True).prctl
     parent = os.getpid()
 
     def in_child() -> None:
-        prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:  # it died before the line above
             os._exit(1)
 

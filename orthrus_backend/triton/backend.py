@@ -5,6 +5,8 @@
 
 import json
 import logging
+import os
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,6 +19,7 @@ from orthrus_backend.triton.metrics_export import MetricsExport
 from orthrus_backend.triton.replies import EmbedReply, GenerateReply
 from orthrus_backend.triton.responder import Responder
 
+_LAST_WORDS_SECONDS = 1.0  # for the last answers to get from this process to Triton
 _log = logging.getLogger(__name__)
 
 
@@ -33,7 +36,7 @@ class TritonPythonModel:
             parameters["device"] = f"cuda:{args['model_instance_device_id']}"
         settings = EngineSettings.from_parameters(parameters)
         self._drain_timeout = settings.drain_timeout
-        self._service = build_service(settings)
+        self._service = build_service(settings, on_failure=self._leave)
         self._export = MetricsExport(self._service.engine.metrics, instance=args["model_instance_name"])
 
     def execute(self, requests: Sequence[Any]) -> None:
@@ -55,6 +58,13 @@ class TritonPythonModel:
         self._service.engine.close(self._drain_timeout)
         self._export.close()
 
+    def _leave(self) -> None:
+        """End this process: Triton has no word for a model that cannot work any more, but it notices a dead one."""
+        _log.error("the engine cannot go on; its process ends")
+        self._export.close()
+        time.sleep(_LAST_WORDS_SECONDS)
+        os._exit(1)
+
     def _accept(self, request: Any, responder: Responder) -> None:
         call = read_call(request)
         match call:
@@ -67,11 +77,13 @@ class TritonPythonModel:
 
     def _generate(self, call: GenerateCall, request_id: str, responder: Responder) -> None:
         needs_logprobs = bool(call.extras & {"cumulative_logprob", "logprobs"})
-        accepted = self._service.intake.generate(
+        accepted = self._service.intake.generate.continuations(
             call.prompt, call.params, request_id=request_id, needs_logprobs=needs_logprobs
         )
-        accepted.reply = GenerateReply(responder, call, self._service.tokenization)
-        self._service.engine.submit([accepted])
+        reply = GenerateReply(responder, call, self._service.tokenization, accepted)
+        for generation in accepted:
+            generation.reply = reply
+        self._service.engine.submit(accepted)
 
     def _embed(self, call: EmbedCall, request_id: str, responder: Responder) -> None:
         if not call.texts:

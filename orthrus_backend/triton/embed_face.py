@@ -29,7 +29,11 @@ class TritonPythonModel:
     def execute(self, requests: Sequence[Any]) -> None:
         """Pass requests on; their answers come later."""
         for request in requests:
-            self._waiters.submit(self._answer, self._forwarded(request), Responder(request))
+            responder = Responder(request)
+            try:
+                self._waiters.submit(self._answer, self._forwarded(request), responder)
+            except ValueError as error:
+                responder.fail(str(error), "INVALID_ARG")
 
     def finalize(self) -> None:
         """Wait for the answers that are still to come."""
@@ -43,7 +47,7 @@ class TritonPythonModel:
             request_id=request.request_id(),
             inputs=[*(tensor for tensor in tensors if tensor is not None), task],
             requested_output_names=list(_OUTPUTS),
-            parameters={**json.loads(request.parameters() or "{}"), CODED: True},
+            parameters={**_passed_on(request), CODED: True},
         )
 
     def _answer(self, forwarded: Any, responder: Responder) -> None:
@@ -57,3 +61,9 @@ class TritonPythonModel:
         except Exception as error:  # whatever it is, the caller must not wait for ever
             if responder.open:
                 responder.fail(f"embed failed: {error}", "INTERNAL")
+
+
+def _passed_on(request: Any) -> dict[str, str | int | bool]:
+    """The request's parameters; Triton takes no floats here, and the backend reads numbers from text as well."""
+    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+    return {name: str(value) if isinstance(value, float) else value for name, value in parameters.items()}

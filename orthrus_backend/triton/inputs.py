@@ -65,8 +65,10 @@ def read_call(request: Any) -> GenerateCall | EmbedCall | StopCall:
             raise ValueError(f"embedding_request does not go with task {shown(task)}")
         return _embedding_request(request)
     if task == "embed":
-        params = _params(EmbeddingParams, request, "embedding_parameters")
-        return EmbedCall(_texts(request) or _token_ids(request), params)
+        texts, ids = _texts(request), _token_ids(request)
+        if bool(texts) == bool(ids):
+            raise ValueError("texts in text_input are needed, or token ids in input_ids; not both")
+        return EmbedCall(texts or ids, _params(EmbeddingParams, request, "embedding_parameters"))
     if task not in (None, "generate"):
         raise ValueError(f"task: expected generate or embed, got {shown(task)}")
     return _generate(request)

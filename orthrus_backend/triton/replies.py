@@ -33,56 +33,90 @@ class _Reply:
         """Whether the client has gone."""
         return self._responder.is_cancelled()
 
+    def abort(self, message: str) -> None:
+        """Answer with an error, if an answer is still due."""
+        if self._responder.open:
+            self._responder.fail(message, "INTERNAL")
+
     def _fail(self, ended: Ended) -> None:
         code, message = _ERRORS[ended.outcome]
         self._responder.fail(ended.message or message, code)
 
 
-class GenerateReply(_Reply):
-    """Answers a generation: every certain piece of text as it comes, or all of it at the end."""
+class _Continuation:
+    """What is known of one continuation, and what of it no response has carried yet."""
 
-    def __init__(self, responder: Responder, call: GenerateCall, tokenization: Tokenization) -> None:
+    def __init__(self, prefix: str) -> None:
+        self.text = prefix
+        self.tokens: list[TokenLogprobs] = []
+        self.cumulative_logprob = 0.0
+        self.outcome: Outcome | None = None
+
+    def add(self, output: Produced | Ended) -> None:
+        self.text += output.text
+        self.outcome = output.outcome
+        if isinstance(output, Produced):
+            self.tokens.append(output.token)
+            self.cumulative_logprob += output.token.logprob
+
+    def sent(self) -> None:
+        self.text = ""
+        self.tokens.clear()
+
+
+class GenerateReply(_Reply):
+    """Answers a generation: every certain piece of text as it comes, or all of it at the end.
+
+    A response has one entry for each of the n continuations; empty text where a piece of another one is sent.
+    """
+
+    def __init__(
+        self,
+        responder: Responder,
+        call: GenerateCall,
+        tokenization: Tokenization,
+        requests: Sequence[GenerateRequest],
+    ) -> None:
         super().__init__(responder)
         self._call = call
         self._tokenization = tokenization
-        self._text = call.prefix
-        self._tokens: list[TokenLogprobs] = []  # since the last response
+        self._prompt_length = requests[0].prompt_length
+        self._sequences = {id(request): _Continuation(call.prefix) for request in requests}
 
     def deliver(self, output: Output) -> None:
-        """Take one output of the request."""
-        request = output.request
-        assert isinstance(request, GenerateRequest)
-        if isinstance(output, Ended):
-            if output.outcome is Outcome.FAILED:
-                self._fail(output)
-                return
-            self._text += output.text
-            self._respond(request, output.outcome)
-        elif isinstance(output, Produced):
-            self._text += output.text
-            self._tokens.append(output.token)
-            if output.final or (self._call.stream and output.text):
-                self._respond(request, output.outcome)
+        """Take one output of one of the continuations."""
+        if not self._responder.open:
+            return  # the failure of another continuation has answered for all
+        assert isinstance(output, Produced | Ended)
+        if isinstance(output, Ended) and output.outcome is Outcome.FAILED:
+            self._fail(output)
+            return
+        self._sequences[id(output.request)].add(output)
+        final = all(sequence.outcome for sequence in self._sequences.values())
+        if final or (self._call.stream and (output.final or output.text)):
+            self._respond(final)
 
-    def _respond(self, request: GenerateRequest, outcome: Outcome | None) -> None:
+    def _respond(self, final: bool) -> None:
+        sequences = list(self._sequences.values())
+        reasons = [sequence.outcome.value if sequence.outcome else "" for sequence in sequences]
         values = {
-            "text_output": np.array([self._text.encode()], dtype=np.object_),
-            "finish_reason": np.array([outcome.value if outcome else ""], dtype=np.object_),
-            "cumulative_logprob": np.array([request.cumulative_logprob], dtype=np.float32),
-            "num_input_tokens": np.array([request.prompt_length], dtype=np.uint32),
-            "num_output_tokens": np.array([len(self._tokens)], dtype=np.uint32),
+            "text_output": np.array([sequence.text.encode() for sequence in sequences], dtype=np.object_),
+            "finish_reason": np.array(reasons, dtype=np.object_),
+            "cumulative_logprob": np.array([sequence.cumulative_logprob for sequence in sequences], dtype=np.float32),
+            "num_input_tokens": np.array([self._prompt_length], dtype=np.uint32),
+            "num_output_tokens": np.array([len(sequence.tokens) for sequence in sequences], dtype=np.uint32),
         }
         if "logprobs" in self._call.extras:
-            values["logprobs"] = np.array([self._logprobs()], dtype=np.object_)
+            values["logprobs"] = np.array([self._logprobs(sequence.tokens) for sequence in sequences], dtype=np.object_)
         wanted = {"text_output", *self._call.extras}
         tensors = [pb_utils.Tensor(name, value) for name, value in values.items() if name in wanted]
-        self._responder.send(tensors, final=outcome is not None)
-        self._text = ""
-        self._tokens.clear()
+        self._responder.send(tensors, final)
+        for sequence in sequences:
+            sequence.sent()
 
-    def _logprobs(self) -> str:
+    def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> str:
         """JSON as in NVIDIA's vLLM backend: for each token a map of id to log-probability, rank and text."""
-        return json.dumps([self._token_logprobs(token) for token in self._tokens])
+        return json.dumps([self._token_logprobs(token) for token in tokens])
 
     def _token_logprobs(self, token: TokenLogprobs) -> dict[int, dict[str, Any]]:
         entries: dict[int, dict[str, Any]] = {}

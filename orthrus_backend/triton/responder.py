@@ -1,6 +1,5 @@
 """One Triton request's way back: data, errors, and exactly one FINAL. Knows no contract and no engine."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
@@ -17,7 +16,10 @@ class Responder:
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
-        self._coded = CODED in json.loads(request.parameters() or "{}")
+        try:
+            self._coded = CODED in request.parameters()
+        except UnicodeDecodeError:  # whoever reads the parameters will say so, through this responder
+            self._coded = False
         self._open = True
 
     @property
@@ -26,8 +28,11 @@ class Responder:
         return self._open
 
     def is_cancelled(self) -> bool:
-        """Whether the client has gone; not asked of Triton after FINAL, when the request no longer exists."""
-        return self._open and bool(self._sender.is_cancelled())
+        """Whether nobody wants more: FINAL was sent, or the client has gone.
+
+        Triton is not asked after FINAL, when the request no longer exists.
+        """
+        return not self._open or bool(self._sender.is_cancelled())
 
     def send(self, tensors: Sequence[Any], final: bool) -> None:
         """Send one response."""

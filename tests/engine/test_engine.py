@@ -20,12 +20,16 @@ class Inbox:
         self.outputs: list[Output] = []
         self.done = threading.Event()
         self.gone = False
+        self.aborted = ""
 
     def deliver(self, output: Output) -> None:
         assert not self.done.is_set(), "an output after the last one"
         self.outputs.append(output)
         if output.final:
             self.done.set()
+
+    def abort(self, message: str) -> None:
+        self.aborted = message
 
     def cancelled(self) -> bool:
         assert not self.done.is_set(), "asked after the last output"
@@ -165,6 +169,7 @@ def test_a_receiver_that_raises_ends_only_its_own_request() -> None:
     bad.reply.deliver = deliver
     assert inboxes[1].outcome() is Outcome.LENGTH
     engine.close()
+    assert "the client went away" in inboxes[0].aborted
     assert bad.outcome is Outcome.CANCELLED
     assert bench.scheduler.pool.used == 0
 
@@ -179,6 +184,7 @@ def test_a_receiver_that_cannot_be_asked_ends_only_its_own_request() -> None:
 
     bad.reply.cancelled = cancelled
     assert inboxes[0].outcome() is Outcome.CANCELLED
+    assert "the client went away" in inboxes[0].aborted
     assert inboxes[1].outcome() is Outcome.LENGTH
     engine.close()
 
@@ -190,3 +196,73 @@ def test_a_request_that_never_fits_is_refused_and_takes_none_of_its_call_with_it
     assert send(engine, generate(random_ids(5, 1), 3))[0].outcome() is Outcome.LENGTH
     engine.close()
     assert totals(engine) == (1, 1)
+
+
+class BrokenText:
+    """A text stream that fails at its third token."""
+
+    def __init__(self) -> None:
+        self._tokens = 0
+
+    def append(self, token: int) -> tuple[str, bool]:
+        self._tokens += 1
+        if self._tokens == 3:
+            raise RuntimeError("not text")
+        return "", False
+
+    def finish(self) -> str:
+        return ""
+
+
+def test_a_fault_in_one_text_ends_that_request_only() -> None:
+    engine, bench = started()
+    bad, good, text = generate(random_ids(9, 1), 30), generate(random_ids(9, 2), 30), embed(random_ids(300, 1))
+    bad.text = BrokenText()
+    inboxes = send(engine, bad, good, text)
+    assert [inbox.outcome() for inbox in inboxes] == [Outcome.FAILED, Outcome.LENGTH, Outcome.EMBEDDED]
+    engine.close()
+    assert bench.scheduler.pool.used == 0
+    assert totals(engine) == (3, 3)
+
+
+def test_what_a_failing_commit_had_finished_is_answered_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    left = threading.Event()
+    bench = Bench(backbone())
+    engine = Engine(bench.scheduler, Faulty(bench), on_failure=left.set)
+    commit = bench.scheduler.commit
+
+    def failing(plan: Plan, result: StepResult, now: float) -> list[Output]:
+        commit(plan, result, now)
+        raise RuntimeError("half-way")
+
+    monkeypatch.setattr(bench.scheduler, "commit", failing)
+    inboxes = send(engine, embed(random_ids(5, 1)), generate(random_ids(9, 2), 1), generate(random_ids(9, 2), 30))
+    assert {inbox.outcome() for inbox in inboxes} == {Outcome.FAILED}
+    assert left.wait(5)
+    assert totals(engine) == (3, 3)
+    assert bench.scheduler.pool.used == 0
+    assert engine.metrics.gauges["orthrus_kv_blocks", (("state", "used"),)] == 0
+
+
+def test_one_receiver_of_many_requests_is_asked_once() -> None:
+    engine, _ = started(lambda step: time.sleep(0.02), token_budget=20, max_running=2)
+    asked = []
+
+    class Shared(Inbox):
+        def deliver(self, output: Output) -> None:
+            self.outputs.append(output)
+            if len(self.outputs) == 40:
+                self.done.set()
+
+        def cancelled(self) -> bool:
+            asked.append(time.monotonic())
+            return False
+
+    shared = Shared()
+    requests = [embed(random_ids(18, n)) for n in range(40)]
+    for request in requests:
+        request.reply = shared
+    engine.submit(requests)
+    assert shared.done.wait(20)
+    engine.close()
+    assert len(asked) < 20

@@ -1,10 +1,15 @@
 """Every answer is the one that the model's own code gives to the request alone, whatever shares the batch."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
 
+from orthrus_backend.adapters import Adapter
 from orthrus_backend.model import Backbone
+from tests.engine.test_stateful import adapter
 from tests.engine.tiny import Bench, backbone, configs, embed, generate, random_ids
 
 FAMILIES = sorted(configs())
@@ -139,3 +144,34 @@ def test_half_precision_is_finite_and_close(dtype: torch.dtype) -> None:
     assert np.isfinite(vector).all()
     cosine = vector @ expected / np.linalg.norm(vector) / np.linalg.norm(expected)
     assert cosine > 0.999
+
+
+def test_two_adapters_and_the_base_share_a_batch_each_as_alone() -> None:
+    model = backbone()
+    ids = [random_ids(n, seed=n) for n in (30, 31, 70, 71)]
+
+    def run(chosen: Sequence[int]) -> list[Any]:
+        bench = Bench(model, token_budget=40, chunk_size=16)
+        for name, version in (("A", 0), ("B", 1)):
+            bench.adapters.add(Adapter(name, adapter(version).layers))
+        questions = [
+            generate(ids[0], adapter="A"),
+            generate(ids[1]),
+            embed(ids[2], adapter="B"),
+            embed(ids[3]),
+            generate(ids[0]),  # the base, after and beside A
+            embed(ids[2]),
+        ]
+        asked = [questions[n] for n in chosen]
+        results = bench.run(asked)
+        for name in ("A", "B"):
+            bench.adapters.remove(name)
+        return [results[request] for request in asked]
+
+    together, alone = run(range(6)), [run([n])[0] for n in range(6)]
+    for n in (0, 1, 4):
+        assert together[n] == alone[n]
+    for n in (2, 3, 5):
+        np.testing.assert_allclose(together[n], alone[n], rtol=0, atol=1e-5 * np.abs(alone[n]).max())
+    assert together[0] != together[4] == plain_greedy(model, ids[0], 12)
+    assert not np.allclose(together[2], together[5], rtol=0.1)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PretrainedConfig
+from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers import models as families
 
 from orthrus_backend.adapters import AdapterSet
@@ -12,6 +12,7 @@ from orthrus_backend.attention import hook
 from orthrus_backend.attention.backend import make_attention
 from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import SchedulerSettings
+from orthrus_backend.engine import StepRunner
 from orthrus_backend.kv_cache import KVCache
 from orthrus_backend.model import Backbone
 from orthrus_backend.outputs import Embedded, Output, Produced
@@ -20,6 +21,7 @@ from orthrus_backend.request import EmbedRequest, GenerateRequest, Request
 from orthrus_backend.runner import Runner
 from orthrus_backend.sampling import Sampler
 from orthrus_backend.scheduling.scheduler import Scheduler
+from orthrus_backend.split_runner import SplitRunner
 
 VOCABULARY = 199
 _SIZES: dict[str, Any] = {
@@ -33,6 +35,20 @@ _SIZES: dict[str, Any] = {
     "pad_token_id": 0,
 }
 _GROUPED = {**_SIZES, "intermediate_size": 96, "num_key_value_heads": 2}
+# Trained for 32 positions, so that tests of a hundred tokens go well past them.
+_ROPE: dict[str, dict[str, Any]] = {
+    "linear": {"rope_type": "linear", "rope_theta": 1e4, "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "rope_theta": 1e4, "factor": 16.0, "original_max_position_embeddings": 32},
+    "llama3": {
+        "rope_type": "llama3",
+        "rope_theta": 1e4,
+        "factor": 16.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 32,
+    },
+}
+_HALF_ROTARY: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
 
 
 def configs() -> dict[str, PretrainedConfig]:
@@ -40,16 +56,19 @@ def configs() -> dict[str, PretrainedConfig]:
     neox = {**_SIZES, "intermediate_size": 96, "rotary_pct": 0.5}
     return {
         "llama": families.LlamaConfig(**_GROUPED),
-        "llama-untied": families.LlamaConfig(**_GROUPED, tie_word_embeddings=False),
+        "llama-tied": families.LlamaConfig(**_GROUPED, tie_word_embeddings=True),
+        **{f"llama-{kind}": families.LlamaConfig(**_GROUPED, rope_parameters=_ROPE[kind]) for kind in _ROPE},
         "mistral": families.MistralConfig(**_GROUPED, sliding_window=8),
         "qwen2": families.Qwen2Config(**_GROUPED),
         "qwen3": families.Qwen3Config(**_GROUPED, head_dim=24),
         "gemma2": families.Gemma2Config(**_GROUPED, head_dim=16, sliding_window=8),
         "gemma3": families.Gemma3TextConfig(**_GROUPED, head_dim=16, sliding_window=8),
         "phi3": families.Phi3Config(**_GROUPED),
+        "phi3-partial": families.Phi3Config(**_GROUPED, rope_parameters=_HALF_ROTARY),
         "gpt2": families.GPT2Config(**_SIZES),
         "opt": families.OPTConfig(**_SIZES, ffn_dim=96, word_embed_proj_dim=64),
         "gpt_neox": families.GPTNeoXConfig(**neox),
+        "gpt_neox-tied": families.GPTNeoXConfig(**neox, tie_word_embeddings=True),
         "cohere": families.CohereConfig(**_GROUPED),
         "granite": families.GraniteConfig(**_GROUPED, logits_scaling=4.0, attention_multiplier=0.1),
     }
@@ -57,25 +76,62 @@ def configs() -> dict[str, PretrainedConfig]:
 
 def backbone(family: str = "llama", dtype: torch.dtype = torch.float32) -> Backbone:
     """A tiny random model on the CPU. Weights are large enough for attention to matter."""
+    return from_config(configs()[family], dtype)
+
+
+def from_config(config: PretrainedConfig, dtype: torch.dtype = torch.float32) -> Backbone:
+    """The same for any configuration."""
     hook.register()
     torch.manual_seed(0)
-    config = configs()[family]
     config.initializer_range = 0.2
     model = AutoModelForCausalLM.from_config(config, attn_implementation=hook.NAME, dtype=dtype)
     return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
 
 
+def encoder_configs() -> dict[str, PretrainedConfig]:
+    """Tiny models whose tokens see the whole text, and one decoder that embeds beside another model."""
+    sizes = {**_SIZES, "intermediate_size": 96}
+    gemma = families.Gemma3TextConfig(**_GROUPED, head_dim=16, sliding_window=8)
+    gemma.use_bidirectional_attention = True
+    return {
+        "bert": families.BertConfig(**sizes),
+        "xlm-roberta": families.XLMRobertaConfig(**{**sizes, "pad_token_id": 1}),
+        "distilbert": families.DistilBertConfig(**sizes),
+        "modernbert": families.ModernBertConfig(**sizes, local_attention=16),
+        "gemma3-bidirectional": gemma,
+        "qwen3": families.Qwen3Config(**_GROUPED, head_dim=24),
+    }
+
+
+def encoder(family: str) -> Backbone:
+    """A tiny random embedding model on the CPU, without a language model's head."""
+    hook.register()
+    torch.manual_seed(1)
+    config = encoder_configs()[family]
+    config.initializer_range = 0.2
+    model = AutoModel.from_config(config, attn_implementation=hook.NAME, dtype=torch.float32)
+    return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
+
+
+def sizes() -> dict[str, Any]:
+    """The sizes that the tiny families share, for one more."""
+    return dict(_GROUPED)
+
+
 class Bench:
     """Scheduler and runner over one backbone, stepped by hand; integrity is checked after every step."""
 
-    def __init__(self, model: Backbone, num_blocks: int = 256, **settings: Any) -> None:
+    def __init__(
+        self, model: Backbone, num_blocks: int = 256, embedder: Backbone | None = None, **settings: Any
+    ) -> None:
         values = {"token_budget": 64, "chunk_size": 16, "max_running": 16} | settings
-        attention = make_attention(model.device)
-        pool = BlockPool(num_blocks, attention.block_size)
-        cache = KVCache(model.layer_shapes(), num_blocks, attention.block_size, model.dtype, model.device)
+        pool = BlockPool(num_blocks, make_attention(model.device).block_size)
         self.adapters = AdapterSet(model.model)
-        self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool)
-        self.runner = Runner(model, attention, cache, self.adapters, Sampler(int(model.config.vocab_size)))
+        whole_embeds = embedder is not None and not embedder.layer_shapes()
+        self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool, whole_embeds)
+        self.runner: StepRunner = _runner(model, pool, self.adapters)
+        if embedder is not None:
+            self.runner = SplitRunner(_runner(embedder, pool, AdapterSet(embedder.model)), self.runner)
         self.compositions: list[str] = []
 
     def step(self) -> list[Output]:
@@ -101,9 +157,15 @@ class Bench:
         return results
 
 
+def _runner(model: Backbone, pool: BlockPool, adapters: AdapterSet) -> Runner:
+    attention = make_attention(model.device)
+    cache = KVCache(model.layer_shapes(), pool.num_blocks, pool.block_size, model.dtype, model.device)
+    return Runner(model, attention, cache, adapters, Sampler(int(model.config.vocab_size)))
+
+
 def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: str | None = None) -> EmbedRequest:
     """An embedding that is not normalised, so that differences show."""
-    return EmbedRequest("", list(ids), adapter, 0.0, pooling=pooling, normalize=False)
+    return EmbedRequest("", list(ids), adapter, 0.0, pooling=(pooling,), normalize=False)
 
 
 def generate(

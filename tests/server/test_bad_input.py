@@ -28,7 +28,9 @@ GENERATE_FAULTS: list[tuple[dict[str, Any], str]] = [
     ({"text_input": "Hi", "adapter": "nobody"}, "nobody"),
     ({"text_input": "Hi", "sampling_parameters": '{"stop_token_ids": [99999999]}'}, "99999999"),
     ({"text_input": "Hi", "sampling_parameters": '{"logit_bias": {"99999999": 1}}'}, "99999999"),
-    ({"text_input": "Hi", "sampling_parameters": '{"n": 2}'}, "n: .*2"),
+    ({"text_input": "Hi", "sampling_parameters": '{"n": 17}'}, "n: .*16.*17|n: .*17.*16"),
+    ({"text_input": "Hi", "n": 0}, "n: .*0"),
+    ({"text_input": "Hi", "n": 3, "temperature": 0}, "n 3 with temperature 0"),
     ({"messages": '[{"role": "user"'}, "not valid JSON"),
     ({"messages": '["hello"]'}, "messages"),
     ({"text_input": "Hi", "messages": '[{"role": "user", "content": "Hi"}]'}, "exactly one"),
@@ -42,7 +44,7 @@ EMBED_FAULTS: list[tuple[list[bytes], dict[str, Any] | str, str]] = [
     ([b"\xff\xfe"], {}, "UTF-8"),
     ([b"word " * 1100], {}, "11.*1024.*truncate"),
     ([b"Hi"], {"poling": "mean"}, "poling"),
-    ([b"Hi"], {"pooling": "max"}, "pooling.*max"),
+    ([b"Hi"], {"pooling": "median"}, "pooling.*median"),
     ([b"Hi"], {"dimensions": 0}, "dimensions.*0"),
     ([b"Hi"], {"dimensions": 577}, "577.*576"),
     ([b"Hi"], {"prompt_name": "query"}, "query"),
@@ -100,3 +102,13 @@ def test_a_wrong_shape_or_type_is_refused(server: RunningServer, shape: list[int
 def assert_names(message: str, pattern: str) -> None:
 
     assert re.search(pattern, message, re.DOTALL), f"{message!r} does not name {pattern!r}"
+
+
+def test_a_flood_in_one_request_is_refused_before_it_costs_anybody_time(server: RunningServer) -> None:
+    body = {"messages": json.dumps([{"role": "user", "content": "word " * 2_000_000}])}
+    many = {"messages": json.dumps([{"role": "user", "content": "x"}] * 100_000)}
+    for flood in (body, many):
+        answer = requests.post(f"http://{server.http}/v2/models/generate/generate", json=flood, timeout=60)
+        assert answer.status_code == 400, answer.text
+        assert_names(answer.text, "limit")
+    still_serves(server)

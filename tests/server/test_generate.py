@@ -18,7 +18,15 @@ GREEDY = {"temperature": 0, "max_tokens": 12}
 
 
 def grpc_stream(server: RunningServer, model: str = "generate", **inputs: Any) -> Iterator[dict[str, Any]]:
-    """All responses to one request, up to and with the final one."""
+    """All responses to one request, up to and with the final one; of each output the first value."""
+    for response in grpc_arrays(server, model, **inputs):
+        yield {name: value if name == "final" else value.reshape(-1)[0] for name, value in response.items()}
+
+
+def grpc_arrays(
+    server: RunningServer, model: str = "generate", request_id: str = "", **inputs: Any
+) -> Iterator[dict[str, Any]]:
+    """All responses to one request, up to and with the final one, as arrays."""
     responses: queue.Queue[Any] = queue.Queue()
     tensors = []
     for name, value in inputs.items():
@@ -29,17 +37,20 @@ def grpc_stream(server: RunningServer, model: str = "generate", **inputs: Any) -
         tensors[-1].set_data_from_numpy(array)
     with grpc_client.InferenceServerClient(server.grpc) as client:
         client.start_stream(lambda result, error: responses.put((result, error)))
-        client.async_stream_infer(model, tensors, enable_empty_final_response=True)
-        while True:
-            result, error = responses.get(timeout=60)
-            if error is not None:
-                raise error
-            message = result.get_response()
-            values = {output.name: result.as_numpy(output.name).reshape(-1)[0] for output in message.outputs}
-            final = message.parameters["triton_final_response"].bool_param
-            yield {**values, "final": final}
-            if final:
-                return
+        client.async_stream_infer(model, tensors, request_id=request_id, enable_empty_final_response=True)
+        try:
+            while True:
+                result, error = responses.get(timeout=60)
+                if error is not None:
+                    raise error
+                message = result.get_response()
+                values = {output.name: result.as_numpy(output.name) for output in message.outputs}
+                final = message.parameters["triton_final_response"].bool_param
+                yield {**values, "final": final}
+                if final:
+                    return
+        finally:
+            client.stop_stream(cancel_requests=True)  # also where the caller leaves before the end
 
 
 def post(server: RunningServer, body: dict[str, Any], path: str = "generate") -> requests.Response:

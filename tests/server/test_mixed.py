@@ -23,11 +23,11 @@ def metric(server: RunningServer, name: str, **labels: str) -> float:
     )
 
 
-def wait_for(server: RunningServer, name: str, value: float) -> None:
+def wait_for(server: RunningServer, name: str, value: float, **labels: str) -> None:
     deadline = time.monotonic() + 10
-    while metric(server, name) != value and time.monotonic() < deadline:
+    while metric(server, name, **labels) != value and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert metric(server, name) == value
+    assert metric(server, name, **labels) == value
 
 
 def test_64_mixed_requests_at_once_are_all_right(server: RunningServer, reference: Reference) -> None:

@@ -1,0 +1,1 @@
+"""What is run from a checkout, beside the server: measurements that make a table."""
