@@ -48,9 +48,7 @@ def model_parameter(option: str, value: str) -> str:
             raise ValueError(f"{option} {value!r}: no such folder, and no hub id (name or owner/name) either") from None
         return value
     if path.is_file() and path.suffix != ".gguf":
-        raise ValueError(
-            f"{option} {value!r}: this file is no model; name a folder with a config.json or a .gguf file"
-        )
+        raise ValueError(f"{option} {value!r}: this file is no model; name a folder with a config.json or a .gguf file")
     if path.suffix == ".gguf":
         if not path.is_file():
             raise ValueError(f"{option} {value!r}: no such file")
