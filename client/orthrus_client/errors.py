@@ -1,7 +1,7 @@
 """The errors a call may end with, and how gRPC's and HTTP's status codes become them.
 
-Triton's HTTP generate endpoints answer 400 to every error of the model, an overload included. The server therefore
-begins the message of an overload with `OVERLOAD`, and that is what is looked for here.
+Triton's HTTP generate endpoints answer 400 to every error of the model, and its gRPC streams have no code at all. The
+server therefore begins the message of an overload with `OVERLOAD`, and that is what is looked for here.
 """
 
 import re
@@ -10,6 +10,7 @@ from http import HTTPStatus
 import grpc
 
 OVERLOAD = "unavailable: "
+INTERNAL = "internal error: "
 _ENSEMBLE = r"(?:in ensemble '[^']*', )?"  # what Triton puts before the message of an ensemble's step
 
 
@@ -64,10 +65,19 @@ def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
     return _BY_GRPC_CODE.get(code, OrthrusError)(error.details() or code.name)
 
 
-def http_error(status: int, message: str) -> OrthrusError:
-    """The error behind an HTTP status; an error in the middle of a stream comes with the stream's own, 200."""
+def uncoded_error(message: str) -> OrthrusError:
+    """The error behind a text alone."""
     if re.match(_ENSEMBLE + OVERLOAD, message):
         return Unavailable(message)
+    if re.match(_ENSEMBLE + INTERNAL, message):
+        return OrthrusError(message)
+    return InvalidRequest(message)
+
+
+def http_error(status: int, message: str) -> OrthrusError:
+    """The error behind an HTTP status; an error in the middle of a stream comes with the stream's own, 200."""
+    if status == HTTPStatus.BAD_REQUEST or re.match(_ENSEMBLE + OVERLOAD, message):
+        return uncoded_error(message)
     return _BY_HTTP_STATUS.get(status, OrthrusError)(message or f"HTTP status {status}")
 
 

@@ -135,6 +135,17 @@ def test_a_fault_is_named(client: OrthrusClient) -> None:
     assert client.generate("Hello", max_tokens=1).num_output_tokens == 1
 
 
+def test_a_flood_of_faults_leaves_the_server_alive(client: OrthrusClient) -> None:
+    def fail(_: int) -> None:
+        for _ in range(50):
+            with pytest.raises(InvalidRequest, match=r"top_p.*7"):
+                list(client.stream("Hello", top_p=7))
+
+    with ThreadPoolExecutor(8) as threads:
+        list(threads.map(fail, range(8)))
+    assert client.is_ready()
+
+
 def test_closing_a_stream_stops_the_server(client: OrthrusClient, server: RunningServer) -> None:
     before = ended(server, "cancelled")
     with closing(client.stream("Once", **LONG)) as chunks:

@@ -11,7 +11,7 @@ from orthrus_client import (
     OrthrusError,
     Unavailable,
 )
-from orthrus_client.errors import grpc_error, http_error
+from orthrus_client.errors import grpc_error, http_error, uncoded_error
 
 
 class Failed(grpc.RpcError):
@@ -48,7 +48,9 @@ def test_a_grpc_code_has_its_error(code: grpc.StatusCode, kind: type[OrthrusErro
     [
         (400, "in ensemble 'generate', top_p: 2", InvalidRequest),
         (400, "in ensemble 'generate', unavailable: too many requests", Unavailable),
+        (400, "in ensemble 'generate', internal error: boom", OrthrusError),
         (400, "adapter: unknown name 'unavailable: x'", InvalidRequest),
+        (200, "in ensemble 'generate', unavailable: the engine failed", Unavailable),
         (404, "unknown model", InvalidRequest),
         (503, "not ready", Unavailable),
         (499, "gone", Cancelled),
@@ -60,6 +62,12 @@ def test_an_http_status_has_its_error(status: int, message: str, kind: type[Orth
     error = http_error(status, message)
     assert type(error) is kind
     assert str(error) == message
+
+
+def test_a_text_without_a_code_is_a_refused_request_unless_it_says_otherwise() -> None:
+    assert type(uncoded_error("top_p: 2")) is InvalidRequest
+    assert type(uncoded_error("unavailable: too many requests")) is Unavailable
+    assert type(uncoded_error("internal error: boom")) is OrthrusError
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
