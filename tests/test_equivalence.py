@@ -3,13 +3,14 @@
 import json
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from torch import Tensor
 
-from orthrus_backend.params import PoolingMode
-from orthrus_backend.pooling import PoolState, pool_chunk
+from orthrus_backend.plan import Slice
+from orthrus_backend.pooling import PoolState, Vector, pool_slices
 from tools import equivalence
 
 
@@ -35,10 +36,14 @@ def test_it_prints_a_table_and_json_on_the_last_line() -> None:
 def test_it_fails_where_a_chunk_is_pooled_wrongly(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def from_the_beginning(hidden: Tensor, start: int, mode: PoolingMode, state: PoolState | None) -> PoolState:
-        return pool_chunk(hidden, 0, mode, state)
+    def counted_twice(hidden: Tensor, embeds: Sequence[Slice]) -> list[PoolState | Vector]:
+        pooled = pool_slices(hidden, embeds)
+        for s, state in zip(embeds, pooled, strict=True):
+            if isinstance(state, PoolState):
+                s.request.pool = state
+        return pool_slices(hidden, embeds)
 
-    monkeypatch.setattr(equivalence, "pool_chunk", from_the_beginning)
+    monkeypatch.setattr(equivalence, "pool_slices", counted_twice)
     with pytest.raises(SystemExit, match=r"lines are outside the bounds:\n.*\n.*\n\| float32 \| .* \| 16 \|"):
         equivalence.main(texts=3, longest=70, chunk=[16], dtype=["float32"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["holds"] is False

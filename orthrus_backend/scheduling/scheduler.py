@@ -5,36 +5,15 @@ not know tensors, threads or clients.
 """
 
 from bisect import insort
-from collections.abc import Iterable
 
 from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import SchedulerSettings
 from orthrus_backend.outputs import Embedded, Ended, Output, Produced, StepResult
-from orthrus_backend.plan import Plan, Slice
+from orthrus_backend.plan import Plan
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Kind, Outcome, Request, TokenLogprobs
+from orthrus_backend.scheduling.draft import Draft
 from orthrus_backend.scheduling.policy import Backlog, make_policy
 from orthrus_backend.scheduling.queue import Queue
-
-
-class _Draft:
-    """Slices of the step being planned; several turns of one request join into one slice."""
-
-    def __init__(self, budget: int) -> None:
-        self.left = budget
-        self.lengths: dict[int, int] = {}
-        self.requests: dict[int, Request] = {}
-        self.entering = 0  # generations whose prompt completes in this step
-
-    def planned(self, request: Request) -> int:
-        return self.lengths.get(request.order, 0)
-
-    def add(self, request: Request, tokens: int) -> None:
-        self.requests[request.order] = request
-        self.lengths[request.order] = self.planned(request) + tokens
-        self.left -= tokens
-
-    def slices(self) -> Iterable[Slice]:
-        return (Slice(request, request.computed, self.lengths[order]) for order, request in self.requests.items())
 
 
 class Scheduler:
@@ -191,8 +170,8 @@ class Scheduler:
     def _chunk(self) -> int:
         return self.settings.chunk_size or self.settings.token_budget
 
-    def _draft(self, kinds: frozenset[Kind]) -> _Draft:
-        draft = _Draft(self.settings.token_budget)
+    def _draft(self, kinds: frozenset[Kind]) -> Draft:
+        draft = Draft(self.settings.token_budget)
         settled = True
         if Kind.GENERATE in kinds:
             settled = self._decode(draft)
@@ -207,7 +186,7 @@ class Scheduler:
             self._take_turn(self.policy.choose(open_queues), draft)
         return draft
 
-    def _decode(self, draft: _Draft) -> bool:
+    def _decode(self, draft: Draft) -> bool:
         """One token for every running generation, eldest first; False if somebody was preempted for it."""
         before = self.preemptions
         for request in list(self.running):
@@ -217,7 +196,7 @@ class Scheduler:
                 draft.add(request, 1)
         return self.preemptions == before
 
-    def _grant(self, head: Request, draft: _Draft, settled: bool) -> int:
+    def _grant(self, head: Request, draft: Draft, settled: bool) -> int:
         """Tokens that a turn would give to the head of a queue now; 0 if it cannot be served in this step.
 
         A request starts only if all its known tokens can have blocks, and no generation starts in a step that had to
@@ -237,7 +216,7 @@ class Scheduler:
         wanted = head.total if start == 0 else start + tokens
         return tokens if self.pool.needed(wanted) - len(head.blocks) <= self.pool.free else 0
 
-    def _take_turn(self, kind: Kind, draft: _Draft) -> None:
+    def _take_turn(self, kind: Kind, draft: Draft) -> None:
         queue = self.queues[kind]
         head = queue.head
         assert head is not None

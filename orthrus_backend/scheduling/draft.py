@@ -1,0 +1,30 @@
+"""The step that is being planned, turn by turn, before it is a plan."""
+
+from collections.abc import Iterable
+
+from orthrus_backend.plan import Slice
+from orthrus_backend.request import Request
+
+
+class Draft:
+    """Slices of the step being planned; several turns of one request join into one slice."""
+
+    def __init__(self, budget: int) -> None:
+        self.left = budget
+        self.lengths: dict[int, int] = {}
+        self.requests: dict[int, Request] = {}
+        self.entering = 0  # generations whose prompt completes in this step
+
+    def planned(self, request: Request) -> int:
+        """Tokens of the request that the step already holds."""
+        return self.lengths.get(request.order, 0)
+
+    def add(self, request: Request, tokens: int) -> None:
+        """Give the request a turn of so many tokens."""
+        self.requests[request.order] = request
+        self.lengths[request.order] = self.planned(request) + tokens
+        self.left -= tokens
+
+    def slices(self) -> Iterable[Slice]:
+        """One slice for each request, in the order of their first turns."""
+        return (Slice(request, request.computed, self.lengths[order]) for order, request in self.requests.items())
