@@ -70,8 +70,8 @@ class EmbedIntake:
         if params.truncate == "error":
             self._checks.size(prompt + text)
         else:
-            self._checks.size(prompt)
-            text = self._checks.cut(text, keep_start=params.truncate == "end")
+            keep_start = params.truncate == "end"
+            prompt, text = self._checks.cut(prompt, keep_start), self._checks.cut(text, keep_start)
         ids = self._checks.prompt_ids(self._tokenization.encode(prompt + text))
         excess = self._excess(len(ids), params)
         if excess:
