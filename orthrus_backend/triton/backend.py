@@ -86,8 +86,6 @@ class TritonPythonModel:
         self._service.engine.submit(accepted)
 
     def _embed(self, call: EmbedCall, request_id: str, responder: Responder) -> None:
-        if not call.texts:
-            raise ValueError("text_input: at least one text is needed")
         accepted = []
         for position, text in enumerate(call.texts):
             try:
