@@ -99,7 +99,7 @@ class GenerateIntake:
             return self._tokenization.encode(prompt)
         if prompt and isinstance(prompt[0], Mapping):
             return self._chat_ids(prompt)  # type: ignore[arg-type]  # messages, as the first one shows
-        return prompt  # type: ignore[return-value]
+        return prompt  # type: ignore[return-value]  # neither text nor messages: token ids
 
     def _chat_ids(self, messages: Sequence[Mapping[str, Any]]) -> Sequence[int]:
         """Ids of a conversation; one that must be too long is refused before the template is run over it."""

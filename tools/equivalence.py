@@ -179,7 +179,7 @@ def main(
         for name in dtype or ["bfloat16", "float32"]:
             if name not in MOST_ERROR:
                 raise ValueError(f"dtype {name!r} is none of {', '.join(MOST_ERROR)}")
-            rows += measure(location, name, texts, longest, chunk or [256, 512, 1024])  # type: ignore[arg-type]
+            rows += measure(location, name, texts, longest, chunk or [256, 512, 1024])  # type: ignore[arg-type]  # typer knows the names as text
     except ValueError as error:
         sys.exit(f"error: {error}")
     print(table(rows))

@@ -8,7 +8,7 @@ from collections.abc import Container, Sequence
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
-from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, but not exported for mypy
 
 from orthrus_backend.config import PARAMETERS
 
