@@ -16,6 +16,7 @@ from orthrus_backend.engine import EngineClosedError
 from orthrus_backend.triton.inputs import EmbedCall, GenerateCall, StopCall, read_call
 from orthrus_backend.triton.logs import forward_logs
 from orthrus_backend.triton.metrics_export import MetricsExport
+from orthrus_backend.triton.parent import end_with_parent
 from orthrus_backend.triton.replies import EmbedReply, GenerateReply
 from orthrus_backend.triton.responder import Responder
 
@@ -29,6 +30,7 @@ class TritonPythonModel:
     def initialize(self, args: dict[str, str]) -> None:
         """Load and check everything; an exception here is shown by Triton as the reason why the model is not ready."""
         forward_logs()
+        end_with_parent()
         parameters = {
             name: value["string_value"] for name, value in json.loads(args["model_config"])["parameters"].items()
         }

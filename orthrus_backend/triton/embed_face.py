@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from orthrus_backend.triton.parent import end_with_parent
 from orthrus_backend.triton.responder import CODED, Responder, split_code
 
 _BACKEND = "orthrus"
@@ -23,6 +24,7 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Note what there is to pass on."""
+        end_with_parent()
         self._inputs = [tensor["name"] for tensor in json.loads(args["model_config"])["input"]]
         self._waiters = ThreadPoolExecutor(_MAX_WAITING, thread_name_prefix="orthrus-face")
 
