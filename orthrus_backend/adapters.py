@@ -1,15 +1,16 @@
 """LoRA adapters on contiguous rows of a packed batch: `y[a:b] += scale * (x[a:b] A') B'`, the base weights untouched.
 
 Responsible for loading PEFT's files, for finding the layers that they belong to, and for applying them. Nothing that an
-adapter brings is dropped in silence. Knows nothing of requests: rows are given with the name of their adapter.
+adapter brings is dropped in silence. Knows nothing of requests: rows are given with their adapter.
 """
 
 import re
-from collections.abc import Collection, Iterator, KeysView, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from weakref import WeakSet
 
 import torch
 from safetensors import SafetensorError
@@ -20,6 +21,7 @@ from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from orthrus_backend.adapter_config import AdapterConfig
+from orthrus_backend.request import AdapterHandle
 from orthrus_backend.validation import shown
 
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -27,8 +29,6 @@ _FACTOR = re.compile(r"(?:base_model\.model\.)?(?P<module>.+)\.lora_(?P<side>[AB
 
 _LINEAR = (nn.Linear, Conv1D)
 _Sides = dict[str, Tensor]  # "A" [r, in] and "B" [out, r] of one layer
-
-Segment = tuple[str, int, int]  # adapter, first row, row after the last
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class Factors:
     b: Tensor  # [out, r], the scale folded in
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Adapter:
     """A loaded adapter: factors by the name of their layer in the served model."""
 
@@ -67,62 +67,53 @@ def load_adapter(name: str, path: Path, model: nn.Module, dtype: torch.dtype, de
     return Adapter(name, {layer: Factors(f.a.to(device, dtype), f.b.to(device, dtype)) for layer, f in layers.items()})
 
 
-class AdapterSet:
-    """The adapters of one model, applied by forward hooks on the layers that any of them targets.
+class AdapterHooks:
+    """Applies adapters to rows of one model, by forward hooks on the layers that any of them targets.
 
-    Belongs to the thread that runs the model.
+    Belongs to the thread that runs the model. An adapter is hooked in when it is first used, and its hooks go when
+    nobody holds it any more: until then, requests go on with the version that they began with.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._adapters: dict[str, Adapter] = {}
+        self._seen: WeakSet[Adapter] = WeakSet()
         self._hooks: dict[str, RemovableHandle] = {}
+        self._known = 0  # adapters that the hooks were made for
         self._segments: list[tuple[Mapping[str, Factors], int, int]] = []
 
-    @property
-    def names(self) -> KeysView[str]:
-        """Names of the loaded adapters; a live view."""
-        return self._adapters.keys()
-
-    def add(self, adapter: Adapter) -> None:
-        """Make an adapter usable.
-
-        Raises:
-            ValueError: its name is taken.
-        """
-        if adapter.name in self._adapters:
-            raise ValueError(f"adapter {shown(adapter.name)} is already loaded")
-        self._adapters[adapter.name] = adapter
-        for layer in adapter.layers.keys() - self._hooks.keys():
-            module = self._model.get_submodule(layer)
-            self._hooks[layer] = module.register_forward_hook(partial(self._add_to_output, layer))
-
-    def remove(self, name: str) -> None:
-        """Forget an adapter, and the hooks that no other one needs.
-
-        Raises:
-            ValueError: no adapter has this name.
-        """
-        if name not in self._adapters:
-            raise ValueError(f"unknown adapter {shown(name)}; loaded: {', '.join(sorted(self._adapters)) or 'none'}")
-        del self._adapters[name]
-        needed = {layer for adapter in self._adapters.values() for layer in adapter.layers}
-        for layer in self._hooks.keys() - needed:
-            self._hooks.pop(layer).remove()
-
     @contextmanager
-    def active(self, segments: Sequence[Segment]) -> Iterator[None]:
+    def active(self, segments: Sequence[tuple[AdapterHandle, int, int]]) -> Iterator[None]:
         """Apply adapters to rows of the model calls inside the block; rows that no segment names are the base's.
 
         Args:
-            segments: (name, first row, row after the last) over the packed rows, without overlap.
+            segments: (adapter, first row, row after the last) over the packed rows, without overlap.
         """
         assert not self._segments, "a step inside a step"
-        self._segments = [(self._adapters[name].layers, start, stop) for name, start, stop in segments]
+        if len(self._seen) < self._known:
+            self._remove_hooks()
+        for adapter, start, stop in segments:
+            assert isinstance(adapter, Adapter)
+            if adapter not in self._seen:
+                self._hook_in(adapter)
+            self._segments.append((adapter.layers, start, stop))
         try:
             yield
         finally:
             self._segments = []
+
+    def _hook_in(self, adapter: Adapter) -> None:
+        self._seen.add(adapter)
+        self._known = len(self._seen)
+        for layer in adapter.layers.keys() - self._hooks.keys():
+            module = self._model.get_submodule(layer)
+            self._hooks[layer] = module.register_forward_hook(partial(self._add_to_output, layer))
+
+    def _remove_hooks(self) -> None:
+        """Remove those that no adapter needs which is still held."""
+        self._known = len(self._seen)
+        needed = {layer for adapter in self._seen for layer in adapter.layers}
+        for layer in self._hooks.keys() - needed:
+            self._hooks.pop(layer).remove()
 
     def _add_to_output(self, layer: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         for layers, start, stop in self._segments:

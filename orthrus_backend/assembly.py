@@ -8,10 +8,11 @@ from pathlib import Path
 import psutil
 import torch
 
-from orthrus_backend.adapters import AdapterSet, load_adapter
+from orthrus_backend.adapter_catalogue import AdapterCatalogue
+from orthrus_backend.adapters import Adapter, AdapterHooks, load_adapter
 from orthrus_backend.attention.backend import AttentionBackend, make_attention
 from orthrus_backend.blocks import BlockPool
-from orthrus_backend.config import EngineSettings
+from orthrus_backend.config import EngineSettings, ModelSettings
 from orthrus_backend.default_model import ensure_default_model
 from orthrus_backend.detokenize import Detokenizer
 from orthrus_backend.embed_intake import EmbedIntake
@@ -41,6 +42,12 @@ class Service:
     engine: Engine
     intake: Intake
     tokenization: Tokenization
+    adapters: AdapterCatalogue
+
+    def close(self, timeout: float = 0.0) -> None:
+        """Give running requests `timeout` seconds to finish, fail the rest, stop all threads."""
+        self.adapters.close()
+        self.engine.close(timeout)
 
 
 def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lambda: None) -> Service:
@@ -57,32 +64,27 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
     size = generator.attention.block_size
     block_bytes = sum(KVCache.block_bytes(model.shapes, size, model.backbone.dtype) for model in models)
     pool = BlockPool(_num_blocks(settings, block_bytes, generator.backbone.device), size)
-    adapters = AdapterSet(generator.backbone.model)
-    for name, path in settings.model.adapters.items():
-        adapter = load_adapter(
-            name, Path(path), generator.backbone.model, generator.backbone.dtype, generator.backbone.device
-        )
-        adapters.add(adapter)
+    adapters = _adapters(generator.backbone, settings.model)
     embeds = embedder or generator
     scheduler = Scheduler(settings.scheduler, pool, whole_embeds=not embeds.shapes)
     limit = _limit(settings, generator, pool)
     recipe = EmbeddingRecipe.read(embeds.location)
     intake = Intake(
-        GenerateIntake(generator.tokenization, limit, adapters.names, _text_maker(generator.tokenization)),
+        GenerateIntake(generator.tokenization, limit, adapters, _text_maker(generator.tokenization)),
         EmbedIntake(
             _for_texts(embeds, recipe),
             recipe,
             limit if embedder is None else _limit_apart(settings, embedder, scheduler),
             int(embeds.backbone.config.hidden_size),
-            adapters.names if embedder is None else (),
+            adapters if embedder is None else {},
         ),
     )
     head = EmbeddingHead(recipe.steps, embeds.backbone.device)
-    own = _runner(generator, pool, adapters, head)
+    own = _runner(generator, pool, head)
     runner: StepRunner = own
     if embedder is not None:
-        runner = SplitRunner(_runner(embedder, pool, AdapterSet(embedder.backbone.model), head), own)
-    return Service(Engine(scheduler, runner, on_failure), intake, generator.tokenization)
+        runner = SplitRunner(_runner(embedder, pool, head), own)
+    return Service(Engine(scheduler, runner, on_failure), intake, generator.tokenization, adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,10 +109,20 @@ def _load(location: str, settings: EngineSettings, head: bool = True) -> _Model:
     return _Model(location, backbone, attention, shapes, Tokenization(location, backbone.config))
 
 
-def _runner(model: _Model, pool: BlockPool, adapters: AdapterSet, head: EmbeddingHead) -> Runner:
-    backbone = model.backbone
+def _adapters(backbone: Backbone, settings: ModelSettings) -> AdapterCatalogue:
+    def load(name: str, path: Path) -> Adapter:
+        return load_adapter(name, path, backbone.model, backbone.dtype, backbone.device)
+
+    list_file = Path(settings.adapters_file) if settings.adapters_file else None
+    catalogue = AdapterCatalogue(load, settings.adapters, list_file)
+    catalogue.watch()
+    return catalogue
+
+
+def _runner(model: _Model, pool: BlockPool, head: EmbeddingHead) -> Runner:
+    backbone, hooks = model.backbone, AdapterHooks(model.backbone.model)
     cache = KVCache(model.shapes, pool.num_blocks, pool.block_size, backbone.dtype, backbone.device)
-    return Runner(backbone, model.attention, cache, adapters, Sampler(model.tokenization.vocab_size), head)
+    return Runner(backbone, model.attention, cache, hooks, Sampler(model.tokenization.vocab_size), head)
 
 
 def _text_maker(tokenization: Tokenization) -> Callable[[SamplingParams], Detokenizer]:

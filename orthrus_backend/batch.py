@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from orthrus_backend.plan import Plan, Role
+from orthrus_backend.request import AdapterHandle
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ class Batch:
     kept_rows: Tensor  # [W] rows whose keys and values are kept ...
     kept_slots: Tensor  # [W] ... and where: block * block_size + offset
     sample_rows: Tensor  # [S] rows that choose a token
-    adapters: tuple[tuple[str, int, int], ...]  # (name, first row, last row + 1)
+    adapters: tuple[tuple[AdapterHandle, int, int], ...]  # (adapter, first row, last row + 1)
 
 
 def build_batch(plan: Plan, block_size: int, device: torch.device) -> Batch:
@@ -46,7 +47,7 @@ def build_batch(plan: Plan, block_size: int, device: torch.device) -> Batch:
     sample_rows: list[int] = []
     chunks: list[Rows] = []
     decodes: list[Rows] = []
-    adapters: list[tuple[str, int, int]] = []
+    adapters: list[tuple[AdapterHandle, int, int]] = []
     for s in plan.slices:
         request, first = s.request, len(ids)
         ids += request.tokens[s.start : s.stop]
@@ -62,7 +63,7 @@ def build_batch(plan: Plan, block_size: int, device: torch.device) -> Batch:
         if s.role is not Role.EMBED and s.completes:
             sample_rows.append(len(ids) - 1)
         if request.adapter is not None:
-            if adapters and adapters[-1][0] == request.adapter and adapters[-1][2] == first:
+            if adapters and adapters[-1][0] is request.adapter and adapters[-1][2] == first:
                 adapters[-1] = (request.adapter, adapters[-1][1], len(ids))
             else:
                 adapters.append((request.adapter, first, len(ids)))

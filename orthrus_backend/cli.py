@@ -11,6 +11,7 @@ import typer
 from orthrus_backend.config import EngineSettings, PolicyName
 from orthrus_backend.default_model import ModelFetchError, ensure_default_model
 from orthrus_backend.serve.options import (
+    adapters_file_parameter,
     adapters_parameter,
     check_device,
     check_length,
@@ -94,6 +95,16 @@ def serve(
             rich_help_panel=WHAT,
         ),
     ] = None,
+    adapters_file: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE",
+            help="A text file with a line NAME=PATH for each further adapter. It is read again when it changes:"
+            " adapters come and go while requests run.",
+            show_default=False,
+            rich_help_panel=WHAT,
+        ),
+    ] = "",
     max_model_len: Annotated[
         int | None,
         typer.Option(
@@ -204,6 +215,7 @@ def serve(
             "dtype": dtype,
             "device": device,
             "adapters": adapters_parameter(adapter or []),
+            "adapters_file": adapters_file_parameter(adapters_file),
             "policy": policy,
             "token_budget": str(token_budget),
             "chunk_size": str(chunk_size),

@@ -5,7 +5,7 @@ what the settings are used for.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -22,18 +22,25 @@ def cache_dir() -> Path:
     return Path(os.environ.get("ORTHRUS_CACHE") or platformdirs.user_cache_dir("orthrus", appauthor=False))
 
 
-def _split_adapters(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    adapters: dict[str, str] = {}
-    for entry in filter(None, (part.strip() for part in value.split(","))):
-        name, equals, path = entry.partition("=")
-        if not (name and equals and path):
+def named_paths(entries: Iterable[str]) -> dict[str, str]:
+    """Paths by name, from entries of the form `name=path`; empty ones are skipped.
+
+    Raises:
+        ValueError: an entry has another form, or a name comes twice.
+    """
+    paths: dict[str, str] = {}
+    for entry in filter(None, map(str.strip, entries)):
+        name, _, path = (part.strip() for part in entry.partition("="))
+        if not (name and path):
             raise ValueError(f"{entry!r} is not of the form name=path")
-        if name in adapters:
+        if name in paths:
             raise ValueError(f"adapter {name!r} is given twice")
-        adapters[name] = path
-    return adapters
+        paths[name] = path
+    return paths
+
+
+def _split_adapters(value: object) -> object:
+    return named_paths(value.split(",")) if isinstance(value, str) else value
 
 
 def _auto_is_none(value: object) -> object:
@@ -53,6 +60,7 @@ class ModelSettings(_Settings):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     max_model_len: int = Field(0, ge=0, description="tokens of prompt and output together; 0 for the model's own limit")
     adapters: Annotated[dict[str, str], BeforeValidator(_split_adapters)] = {}
+    adapters_file: str = Field("", description="file with a line name=path for each further adapter; may change")
     threads: int = Field(0, ge=0, description="CPU threads of one instance; 0 for all cores")
 
 

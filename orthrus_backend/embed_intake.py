@@ -5,13 +5,13 @@ dimensions. Knows no tensors of any protocol and no threads.
 """
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Literal
 
 from orthrus_backend.embedding_recipe import EmbeddingRecipe
 from orthrus_backend.params import EmbeddingParams
 from orthrus_backend.prompt_checks import PromptChecks
-from orthrus_backend.request import EmbedRequest
+from orthrus_backend.request import AdapterHandle, EmbedRequest
 from orthrus_backend.tokenization import Tokenization
 from orthrus_backend.validation import shown
 
@@ -25,7 +25,7 @@ class EmbedIntake:
         recipe: EmbeddingRecipe,
         limit: int,
         hidden_size: int,
-        adapters: Collection[str],
+        adapters: Mapping[str, AdapterHandle],
     ) -> None:
         """`limit`: tokens of one text that the engine takes; the recipe may allow less.
 

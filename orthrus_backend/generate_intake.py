@@ -5,13 +5,13 @@ Knows no tensors of any protocol and no threads.
 
 import secrets
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from orthrus_backend.params import SamplingParams
 from orthrus_backend.prompt_checks import PromptChecks
-from orthrus_backend.request import GenerateRequest, TextStream
+from orthrus_backend.request import AdapterHandle, GenerateRequest, TextStream
 from orthrus_backend.tokenization import Tokenization
 
 DEFAULT_MAX_TOKENS = 16  # vLLM's default, or less where the prompt leaves less room
@@ -21,7 +21,9 @@ MakeText = Callable[[SamplingParams], TextStream]
 class GenerateIntake:
     """Validates and tokenises prompts. `limit`: tokens of prompt and output together."""
 
-    def __init__(self, tokenization: Tokenization, limit: int, adapters: Collection[str], make_text: MakeText) -> None:
+    def __init__(
+        self, tokenization: Tokenization, limit: int, adapters: Mapping[str, AdapterHandle], make_text: MakeText
+    ) -> None:
         self._tokenization = tokenization
         self._checks = PromptChecks(tokenization, limit, adapters)
         self._make_text = make_text

@@ -53,7 +53,7 @@ class Plan:
     @classmethod
     def ordered(cls, slices: Iterable[Slice]) -> "Plan":
         """Sort slices into the order of a step; arrival order is kept among equals."""
-        return cls(tuple(sorted(slices, key=lambda s: (s.role, s.request.adapter or ""))))
+        return cls(tuple(sorted(slices, key=lambda s: (s.role, s.request.adapter_key))))
 
     @cached_property
     def tokens(self) -> int:
@@ -86,7 +86,7 @@ class Plan:
     def check(self, budget: int) -> None:
         """Assert what every later stage relies on."""
         assert self.tokens <= budget, f"{self.tokens} tokens planned over a budget of {budget}"
-        keys = [(s.role, s.request.adapter or "") for s in self.slices]
+        keys = [(s.role, s.request.adapter_key) for s in self.slices]
         assert keys == sorted(keys), "slices out of order"
         assert len({id(s.request) for s in self.slices}) == len(self.slices), "a request has two slices"
         for s in self.slices:

@@ -3,8 +3,9 @@
 Knows nothing of sampling, pooling or protocols.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
+from orthrus_backend.request import AdapterHandle
 from orthrus_backend.tokenization import Tokenization
 from orthrus_backend.validation import shown
 
@@ -14,7 +15,7 @@ _SLACK = 64  # tokens: where a text is cut, its last or first ones may be others
 class PromptChecks:
     """Limits of one served model. `limit`: tokens of one request."""
 
-    def __init__(self, tokenization: Tokenization, limit: int, adapters: Collection[str]) -> None:
+    def __init__(self, tokenization: Tokenization, limit: int, adapters: Mapping[str, AdapterHandle]) -> None:
         self.limit = limit
         self._vocab_size = tokenization.vocab_size
         self._adapters = adapters
@@ -43,8 +44,11 @@ class PromptChecks:
         self.ids("input_ids", ids)
         return list(ids)
 
-    def adapter(self, name: str | None) -> str | None:
-        """The name of a loaded adapter, or None for the base model."""
-        if name is not None and name not in self._adapters:
+    def adapter(self, name: str | None) -> AdapterHandle | None:
+        """A loaded adapter, or None for the base model."""
+        if name is None:
+            return None
+        adapter = self._adapters.get(name)
+        if adapter is None:
             raise ValueError(f"unknown adapter {shown(name)}; loaded: {', '.join(sorted(self._adapters)) or 'none'}")
-        return name
+        return adapter

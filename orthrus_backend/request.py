@@ -29,6 +29,14 @@ class Outcome(StrEnum):
     FAILED = "failed"
 
 
+class AdapterHandle(Protocol):
+    """A loaded adapter, as opaque here as text is: a request holds the version that it was accepted with."""
+
+    @property
+    def name(self) -> str:
+        """What requests call it."""
+
+
 class TextStream(Protocol):
     """Turns token ids into text that never has to be taken back."""
 
@@ -58,7 +66,7 @@ class Request:
 
     id: str
     tokens: list[int]
-    adapter: str | None
+    adapter: AdapterHandle | None
     arrival: float
     deadline: float | None = None
     order: int = -1  # place in the order of arrival, given by the scheduler
@@ -71,6 +79,11 @@ class Request:
     @property
     def kind(self) -> Kind:
         raise NotImplementedError  # each kind names itself
+
+    @property
+    def adapter_key(self) -> tuple[str, int]:
+        """Equal for requests whose rows one adapter works on together; the base model's comes first."""
+        return ("", 0) if self.adapter is None else (self.adapter.name, id(self.adapter))
 
     @property
     def total(self) -> int:

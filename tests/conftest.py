@@ -1,6 +1,7 @@
 """Fixtures that all tests share."""
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,10 +16,19 @@ __all__ = ["RunningServer"]  # what `server` is, for annotations
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+def adapters_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The list of adapters that `server` follows; empty, and to be left empty."""
+    file = tmp_path_factory.mktemp("adapters") / "adapters.txt"
+    file.touch()
+    return file
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory, adapters_file: Path) -> Iterator[RunningServer]:
     """A real server with the default model in float32, at most 1024 tokens a request; one for all tests."""
     log = tmp_path_factory.mktemp("server") / "stderr.log"
-    with running(orthrus_serve("--dtype=float32", "--max-model-len=1024"), log) as running_server:
+    options = ("--dtype=float32", "--max-model-len=1024", f"--adapters-file={adapters_file}")
+    with running(orthrus_serve(*options), log) as running_server:
         yield running_server
 
 

@@ -31,7 +31,7 @@ LAYERS = (
         "detokenize",
         "tokenization",
     ),
-    ("runner", "self_check", "prompt_checks"),
+    ("runner", "self_check", "prompt_checks", "adapter_catalogue"),
     ("split_runner",),
     ("generate_intake", "embed_intake"),
     ("intake",),

@@ -73,6 +73,14 @@ def adapters_parameter(pairs: Sequence[str]) -> str:
     return ",".join(adapters)
 
 
+def adapters_file_parameter(value: str) -> str:
+    """The parameter `adapters_file` as the server takes it: an absolute path; empty stays empty."""
+    path = Path(value).expanduser()
+    if value and not path.is_file():
+        raise ValueError(f"--adapters-file {value!r}: no such file")
+    return str(path.resolve()) if value else ""
+
+
 def settings_parameters(pairs: Sequence[str], own_options: Container[str]) -> dict[str, str]:
     """Parameters from options of the form NAME=VALUE; those with `own_options` are set there."""
     settings = {}

@@ -57,7 +57,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Finish what runs, within the time that is given for it."""
-        self._service.engine.close(self._drain_timeout)
+        self._service.close(self._drain_timeout)
         self._export.close()
 
     def _leave(self) -> None:

@@ -21,7 +21,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from orthrus_backend.adapters import AdapterSet, load_adapter
+from orthrus_backend.adapters import Adapter, AdapterHooks, load_adapter
 
 SIZES: dict[str, Any] = {"vocab_size": 97, "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
 CONFIGS: dict[str, PretrainedConfig] = {
@@ -73,11 +73,13 @@ def by_peft(folder: Path, family: str, base: bool = False, ids: Tensor = IDS) ->
         return inner.base_model(input_ids=ids, use_cache=False).last_hidden_state
 
 
+def load(folder: Path, model: PreTrainedModel, dtype: torch.dtype = torch.float32) -> Adapter:
+    return load_adapter("a", folder, model, dtype, "cpu")
+
+
 def by_orthrus(folder: Path, family: str, base: bool = False, ids: Tensor = IDS) -> Tensor:
     model = build(family, base)
-    adapters = AdapterSet(model)
-    adapters.add(load_adapter("a", folder, model, torch.float32, "cpu"))
-    with adapters.active([("a", 0, ids.shape[1])]):
+    with AdapterHooks(model).active([(load(folder, model), 0, ids.shape[1])]):
         return hidden(model, ids)
 
 
@@ -147,13 +149,11 @@ def test_texts_of_one_packed_batch_each_get_their_own_adapter(family: str, tmp_p
     ranks = {"a": 4, "b": 16, "c": 64}
     folders = {n: save(tmp_path / n, family, r=r, seed=r, target_modules="all-linear") for n, r in ranks.items()}
     model = build(family)
-    adapters = AdapterSet(model)
-    for name, folder in folders.items():
-        adapters.add(load_adapter(name, folder, model, torch.float32, "cpu"))
+    a, b, c = (load(folder, model) for folder in folders.values())
     lengths = {"a": 5, None: 3, "b": 1, "c": 7}
     texts = [torch.randint(3, 97, (length,), generator=torch.Generator().manual_seed(9)) for length in lengths.values()]
     base = packed(model, texts)
-    with adapters.active([("a", 0, 5), ("b", 8, 9), ("c", 9, 16)]):
+    with AdapterHooks(model).active([(a, 0, 5), (b, 8, 9), (c, 9, 16)]):
         mixed = packed(model, texts)
     assert torch.equal(mixed[:, 5:8], base[:, 5:8])  # the base's rows, bit for bit
     for name, ids, rows in zip(lengths, texts, mixed[0].split(list(lengths.values())), strict=True):
@@ -165,50 +165,39 @@ def test_adapters_come_and_go_and_leave_the_base_as_it_was(tmp_path: Path) -> No
     model = build("llama")
     weights = {name: parameter.clone() for name, parameter in model.state_dict().items()}
     before = hidden(model)
-    adapters = AdapterSet(model)
-    for name, target in [("a", "q_proj"), ("b", "v_proj")]:
-        adapters.add(load_adapter(name, save(tmp_path / name, target_modules=[target]), model, torch.float32, "cpu"))
-    assert sorted(adapters.names) == ["a", "b"]
-    assert torch.equal(hidden(model), before)
-    with adapters.active([("a", 0, 11)]):
-        changed = hidden(model)
-    assert not torch.allclose(changed, before, atol=1e-3)
-    assert torch.equal(hidden(model), before)
-    adapters.remove("a")
-    assert list(adapters.names) == ["b"]
-    hooked = [name for name, module in model.named_modules() if module._forward_hooks]
-    assert hooked
-    assert all(name.endswith("v_proj") for name in hooked)
-    adapters.remove("b")
+    hooks = AdapterHooks(model)
+
+    def hooked(*segments: tuple[Adapter, int, int]) -> set[str]:
+        with hooks.active(segments):
+            changed = hidden(model)
+        assert torch.allclose(changed, before, atol=1e-3) == (not segments)
+        assert torch.equal(hidden(model), before)
+        return {name.split(".")[-1] for name, module in model.named_modules() if module._forward_hooks}
+
+    a, b = (load(save(tmp_path / target, target_modules=[target]), model) for target in ("q_proj", "v_proj"))
+    assert hooked() == set()
+    assert hooked((a, 0, 11)) == {"q_proj"}
+    assert hooked((b, 0, 11)) == {"q_proj", "v_proj"}
+    del a
+    assert hooked((b, 0, 11)) == {"v_proj"}
+    del b
+    assert hooked() == set()
     assert not any(module._forward_hooks for module in model.modules())
     assert all(torch.equal(value, weights[name]) for name, value in model.state_dict().items())
 
 
 def test_an_error_in_a_step_leaves_no_adapter_active(tmp_path: Path) -> None:
     model = build("llama")
-    before, adapters = hidden(model), AdapterSet(model)
-    adapters.add(load_adapter("a", save(tmp_path), model, torch.float32, "cpu"))
-    with pytest.raises(RuntimeError, match="boom"), adapters.active([("a", 0, 11)]):
+    before, hooks, adapter = hidden(model), AdapterHooks(model), load(save(tmp_path), model)
+    with pytest.raises(RuntimeError, match="boom"), hooks.active([(adapter, 0, 11)]):
         raise RuntimeError("boom")
     assert torch.equal(hidden(model), before)
-
-
-def test_names_are_taken_once_and_removed_once(tmp_path: Path) -> None:
-    model = build("llama")
-    adapters, adapter = AdapterSet(model), load_adapter("a", save(tmp_path), model, torch.float32, "cpu")
-    adapters.add(adapter)
-    with pytest.raises(ValueError, match="'a' is already loaded"):
-        adapters.add(adapter)
-    with pytest.raises(ValueError, match="unknown adapter 'b'; loaded: a"):
-        adapters.remove("b")
 
 
 def test_bfloat16_factors_stay_near_float32(tmp_path: Path) -> None:
     folder = save(tmp_path, r=8)
     model = build("llama").bfloat16()
-    adapters = AdapterSet(model)
-    adapters.add(load_adapter("a", folder, model, torch.bfloat16, "cpu"))
-    with adapters.active([("a", 0, 11)]):
+    with AdapterHooks(model).active([(load(folder, model, torch.bfloat16), 0, 11)]):
         got = hidden(model).float()
     expected = by_peft(folder, "llama")
     assert torch.nn.functional.cosine_similarity(got, expected, dim=-1).min() > 0.999

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-from orthrus_backend.adapters import Adapter
 from orthrus_backend.model import Backbone
 from tests.engine.test_stateful import adapter
 from tests.engine.tiny import Bench, backbone, configs, embed, generate, random_ids
@@ -152,20 +151,16 @@ def test_two_adapters_and_the_base_share_a_batch_each_as_alone() -> None:
 
     def run(chosen: Sequence[int]) -> list[Any]:
         bench = Bench(model, token_budget=40, chunk_size=16)
-        for name, version in (("A", 0), ("B", 1)):
-            bench.adapters.add(Adapter(name, adapter(version).layers))
         questions = [
-            generate(ids[0], adapter="A"),
+            generate(ids[0], adapter=adapter(0)),
             generate(ids[1]),
-            embed(ids[2], adapter="B"),
+            embed(ids[2], adapter=adapter(1)),
             embed(ids[3]),
             generate(ids[0]),  # the base, after and beside A
             embed(ids[2]),
         ]
         asked = [questions[n] for n in chosen]
         results = bench.run(asked)
-        for name in ("A", "B"):
-            bench.adapters.remove(name)
         return [results[request] for request in asked]
 
     together, alone = run(range(6)), [run([n])[0] for n in range(6)]

@@ -24,7 +24,6 @@ from tests.engine.tiny import Bench, backbone, embed, generate, random_ids
 NUM_BLOCKS = 8  # of 16 tokens
 MAX_RUNNING = 4
 STOP_IDS = frozenset(range(3, 9))  # some generations meet one of them before their limit
-ADAPTER = "A"  # its name; two versions of it take turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +38,8 @@ class Question:
     max_tokens: int = 1
     temperature: float = 0.0
 
-    def request(self) -> Request:
-        ids, adapter = random_ids(self.length, seed=self.text), None if self.version is None else ADAPTER
+    def request(self, adapter: Adapter | None) -> Request:
+        ids = random_ids(self.length, seed=self.text)
         if self.kind is Kind.EMBED:
             return embed(ids, self.pooling, adapter)
         return generate(ids, self.max_tokens, adapter, self.text, STOP_IDS, temperature=self.temperature)
@@ -52,8 +51,13 @@ def model() -> Backbone:
     return backbone()
 
 
-@cache
 def adapter(version: int) -> Adapter:
+    """One of two versions of an adapter, loaded anew."""
+    return Adapter("A", layers(version))
+
+
+@cache
+def layers(version: int) -> dict[str, Factors]:
     """Rank 4 on queries, values and one of the MLP's matrices, strong enough to change most tokens."""
     generator = torch.Generator().manual_seed(version)
 
@@ -64,20 +68,14 @@ def adapter(version: int) -> Adapter:
 
     targets = ("q_proj", "v_proj", "down_proj")
     modules = model().model.named_modules()
-    return Adapter(ADAPTER, {name: factors(module) for name, module in modules if name.endswith(targets)})
+    return {name: factors(module) for name, module in modules if name.endswith(targets)}
 
 
 @cache
 def alone(question: Question) -> Any:
     """The answer of an engine that has nothing else to do."""
-    bench = Bench(model())
-    if question.version is not None:
-        bench.adapters.add(adapter(question.version))
-    request = question.request()
-    answer = bench.run([request])[request]
-    if question.version is not None:
-        bench.adapters.remove(ADAPTER)
-    return answer
+    request = question.request(None if question.version is None else adapter(question.version))
+    return Bench(model()).run([request])[request]
 
 
 class Life(RuleBasedStateMachine):
@@ -87,6 +85,7 @@ class Life(RuleBasedStateMachine):
         super().__init__()
         self.bench = Bench(model(), NUM_BLOCKS, token_budget=24, chunk_size=8, max_running=MAX_RUNNING, patience=2)
         self.version: int | None = None
+        self.adapter: Adapter | None = None  # what new requests get; requests that run may hold older ones
         self.questions: dict[Request, Question] = {}  # of live requests
         self.last_ended: Request | None = None
 
@@ -135,17 +134,13 @@ class Life(RuleBasedStateMachine):
     def preempt(self) -> None:
         self.bench.scheduler._preempt(self.bench.scheduler._youngest_owner())
 
-    @precondition(lambda self: self.version is None)
     @rule(version=st.integers(0, 1))
-    def add_adapter(self, version: int) -> None:
-        self.bench.adapters.add(adapter(version))
-        self.version = version
+    def load_adapter(self, version: int) -> None:
+        self.version, self.adapter = version, adapter(version)
 
-    @precondition(lambda self: self.version is not None and not any(r.adapter for r in self.questions))
     @rule()
-    def remove_adapter(self) -> None:
-        self.bench.adapters.remove(ADAPTER)
-        self.version = None
+    def unload_adapter(self) -> None:
+        self.version = self.adapter = None
 
     @invariant()
     def the_books_balance(self) -> None:
@@ -165,11 +160,9 @@ class Life(RuleBasedStateMachine):
         assert not self.questions, "requests that make no progress"
         self.the_books_balance()
         assert self.bench.scheduler.pool.used == 0
-        if self.version is not None:
-            self.bench.adapters.remove(ADAPTER)
 
     def submit(self, question: Question) -> None:
-        request = question.request()
+        request = question.request(None if question.version is None else self.adapter)
         self.bench.scheduler.check_admissible(request)
         self.bench.scheduler.add(request)
         self.questions[request] = question

@@ -7,7 +7,7 @@ import torch
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers import models as families
 
-from orthrus_backend.adapters import AdapterSet
+from orthrus_backend.adapters import Adapter, AdapterHooks
 from orthrus_backend.attention import hook
 from orthrus_backend.attention.backend import make_attention
 from orthrus_backend.blocks import BlockPool
@@ -126,12 +126,11 @@ class Bench:
     ) -> None:
         values = {"token_budget": 64, "chunk_size": 16, "max_running": 16} | settings
         pool = BlockPool(num_blocks, make_attention(model.device).block_size)
-        self.adapters = AdapterSet(model.model)
         whole_embeds = embedder is not None and not embedder.layer_shapes()
         self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool, whole_embeds)
-        self.runner: StepRunner = _runner(model, pool, self.adapters)
+        self.runner: StepRunner = _runner(model, pool)
         if embedder is not None:
-            self.runner = SplitRunner(_runner(embedder, pool, AdapterSet(embedder.model)), self.runner)
+            self.runner = SplitRunner(_runner(embedder, pool), self.runner)
         self.compositions: list[str] = []
 
     def step(self) -> list[Output]:
@@ -157,13 +156,13 @@ class Bench:
         return results
 
 
-def _runner(model: Backbone, pool: BlockPool, adapters: AdapterSet) -> Runner:
+def _runner(model: Backbone, pool: BlockPool) -> Runner:
     attention = make_attention(model.device)
     cache = KVCache(model.layer_shapes(), pool.num_blocks, pool.block_size, model.dtype, model.device)
-    return Runner(model, attention, cache, adapters, Sampler(int(model.config.vocab_size)))
+    return Runner(model, attention, cache, AdapterHooks(model.model), Sampler(int(model.config.vocab_size)))
 
 
-def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: str | None = None) -> EmbedRequest:
+def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: Adapter | None = None) -> EmbedRequest:
     """An embedding that is not normalised, so that differences show."""
     return EmbedRequest("", list(ids), adapter, 0.0, pooling=(pooling,), normalize=False)
 
@@ -171,7 +170,7 @@ def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: str | None = N
 def generate(
     ids: list[int],
     max_tokens: int = 12,
-    adapter: str | None = None,
+    adapter: Adapter | None = None,
     seed: int = 0,
     stop_ids: frozenset[int] = frozenset(),
     **params: Any,
