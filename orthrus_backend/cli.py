@@ -187,6 +187,12 @@ def serve(
         float,
         typer.Option(help="Seconds that running requests get to finish at the end.", rich_help_panel=SERVER),
     ] = DEFAULTS.drain_timeout,
+    default_timeout: Annotated[
+        float,
+        typer.Option(
+            help="Seconds until a request is ended that sets no timeout of its own; 0: never.", rich_help_panel=SERVER
+        ),
+    ] = DEFAULTS.default_timeout,
     log_level: Annotated[
         LogLevel, typer.Option(help="What of Triton's log to show.", rich_help_panel=SERVER)
     ] = "warning",
@@ -224,6 +230,7 @@ def serve(
             "max_model_len": str(max_model_len or ""),
             "threads": str(threads or (_cores() // instances or 1 if instances > 1 else "")),
             "drain_timeout": str(drain_timeout),
+            "default_timeout": str(default_timeout),
         }
         parameters |= settings_parameters(setting or [], own_options={"model", "embedding_model", *parameters})
         EngineSettings.from_parameters(parameters)  # so that a fault shows now, not when the server is up

@@ -93,7 +93,6 @@ class CacheSettings(_Settings):
 
 
 _GROUPS: dict[str, type[_Settings]] = {"model": ModelSettings, "scheduler": SchedulerSettings, "cache": CacheSettings}
-PARAMETERS = tuple(sorted({name for group in _GROUPS.values() for name in group.model_fields} | {"drain_timeout"}))
 
 
 class EngineSettings(_Settings):
@@ -103,6 +102,7 @@ class EngineSettings(_Settings):
     scheduler: SchedulerSettings = SchedulerSettings()
     cache: CacheSettings = CacheSettings()
     drain_timeout: float = Field(10.0, ge=0, description="seconds that running work gets to finish at shutdown")
+    default_timeout: float = Field(0.0, ge=0, description="seconds of a request that sets no timeout; 0 for no limit")
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
@@ -128,3 +128,11 @@ class EngineSettings(_Settings):
             return cls.model_validate(nested)
         except ValidationError as error:
             raise ValueError(one_line(error, sections=_GROUPS)) from error
+
+
+PARAMETERS = tuple(
+    sorted(
+        {name for group in _GROUPS.values() for name in group.model_fields}
+        | {name for name in EngineSettings.model_fields if name not in _GROUPS}
+    )
+)

@@ -109,7 +109,7 @@ class Engine:
         self._inbox.put(_Cancel(request))
 
     def cancel_id(self, request_id: str) -> None:
-        """End all requests that carry this id."""
+        """End all requests that carry this id, as their own or as their call's."""
         self._inbox.put(_CancelId(request_id))
 
     def close(self, timeout: float = 0.0) -> None:
@@ -171,7 +171,8 @@ class Engine:
             case _Cancel(request):
                 self._end([request], Outcome.CANCELLED)
             case _CancelId(request_id):
-                self._end([r for r in self._scheduler.live.values() if r.id == request_id], Outcome.CANCELLED)
+                carry = [r for r in self._scheduler.live.values() if request_id in (r.id, r.call)]
+                self._end(carry, Outcome.CANCELLED)
             case _Close(deadline):
                 self._deadline = deadline
 

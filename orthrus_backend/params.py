@@ -40,7 +40,7 @@ class _Params(BaseModel):
 
     @classmethod
     def parse(cls, document: str | None, base: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
-        """Read a JSON object over the keys of `base`; `overrides` that are not None replace both.
+        """Read a JSON object over the keys of `base`; `overrides` that are not None replace both. A null is no value.
 
         Raises:
             ValueError: not a JSON object, an unknown key, or a value out of range; the message names it.
@@ -51,8 +51,9 @@ class _Params(BaseModel):
             raise ValueError(f"not valid JSON: {error}") from error
         if not isinstance(keys, dict):
             raise ValueError(f"a JSON object is expected, got {shown(keys)}")
-        given = {name: value for name, value in overrides.items() if value is not None}
-        return cls.from_mapping({**(base or {}), **keys, **given})
+        keys = {**(base or {}), **keys}
+        given = {name: value for name, value in keys.items() if value is not None or name not in cls.model_fields}
+        return cls.from_mapping(given | {name: value for name, value in overrides.items() if value is not None})
 
     @classmethod
     def from_mapping(cls, keys: Mapping[str, Any]) -> Self:

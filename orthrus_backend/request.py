@@ -64,7 +64,7 @@ class Request:
     and lie in `blocks`. `arrival` and `deadline` are seconds of `time.monotonic`.
     """
 
-    id: str
+    id: str  # the caller's own; several requests may carry the same
     tokens: list[int]
     adapter: AdapterHandle | None
     arrival: float
@@ -74,6 +74,7 @@ class Request:
     blocks: list[int] = field(default_factory=list)
     first_scheduled: float | None = None
     outcome: Outcome | None = None
+    call: str = ""  # an id that only the requests of one call carry, where the one who passed it on gave it one
     reply: Any = None  # where the answer goes; only the engine's owner looks at it
 
     @property

@@ -13,11 +13,13 @@ from typing import Any
 from orthrus_backend.assembly import build_service
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.engine import EngineClosedError
+from orthrus_backend.request import EmbedRequest, GenerateRequest, Request
 from orthrus_backend.triton.inputs import EmbedCall, GenerateCall, StopCall, read_call
 from orthrus_backend.triton.logs import forward_logs
 from orthrus_backend.triton.metrics_export import MetricsExport
+from orthrus_backend.triton.parameters import read_timeout
 from orthrus_backend.triton.parent import end_with_parent
-from orthrus_backend.triton.replies import EmbedReply, GenerateReply
+from orthrus_backend.triton.replies import EmbedReply, GenerateReply, acknowledge
 from orthrus_backend.triton.responder import Responder
 
 _LAST_WORDS_SECONDS = 1.0  # for the last answers to get from this process to Triton
@@ -38,6 +40,7 @@ class TritonPythonModel:
             parameters["device"] = f"cuda:{args['model_instance_device_id']}"
         settings = EngineSettings.from_parameters(parameters)
         self._drain_timeout = settings.drain_timeout
+        self._default_timeout = settings.default_timeout or None
         self._service = build_service(settings, on_failure=self._leave)
         self._export = MetricsExport(self._service.engine.metrics, instance=args["model_instance_name"])
 
@@ -68,16 +71,23 @@ class TritonPythonModel:
         os._exit(1)
 
     def _accept(self, request: Any, responder: Responder) -> None:
+        arrival, timeout = time.monotonic(), read_timeout(request) or self._default_timeout
         call = read_call(request)
+        accepted: Sequence[Request]
         match call:
             case StopCall():
                 self._stop(request.request_id(), responder)
+                return
             case GenerateCall():
-                self._generate(call, request.request_id(), responder)
+                accepted = self._generations(call, request.request_id(), responder)
             case EmbedCall():
-                self._embed(call, request.request_id(), responder)
+                accepted = self._embeddings(call, request.request_id(), responder)
+        for each in accepted:
+            each.call = responder.call
+            each.deadline = arrival + timeout if timeout else None
+        self._service.engine.submit(accepted)
 
-    def _generate(self, call: GenerateCall, request_id: str, responder: Responder) -> None:
+    def _generations(self, call: GenerateCall, request_id: str, responder: Responder) -> Sequence[GenerateRequest]:
         needs_logprobs = bool(call.extras & {"cumulative_logprob", "logprobs"})
         accepted = self._service.intake.generate.continuations(
             call.prompt, call.params, request_id=request_id, needs_logprobs=needs_logprobs
@@ -85,9 +95,9 @@ class TritonPythonModel:
         reply = GenerateReply(responder, call, self._service.tokenization, accepted)
         for generation in accepted:
             generation.reply = reply
-        self._service.engine.submit(accepted)
+        return accepted
 
-    def _embed(self, call: EmbedCall, request_id: str, responder: Responder) -> None:
+    def _embeddings(self, call: EmbedCall, request_id: str, responder: Responder) -> Sequence[EmbedRequest]:
         accepted = []
         for position, text in enumerate(call.texts):
             try:
@@ -97,10 +107,10 @@ class TritonPythonModel:
         reply = EmbedReply(responder, call, accepted)
         for embedding in accepted:
             embedding.reply = reply
-        self._service.engine.submit(accepted)
+        return accepted
 
     def _stop(self, request_id: str, responder: Responder) -> None:
         if not request_id:
             raise ValueError("stop: the id of the request to cancel is needed as this request's id")
         self._service.engine.cancel_id(request_id)
-        responder.finish()
+        acknowledge(responder)

@@ -1,59 +1,110 @@
 """The face of embeddings: one request in, one response out, so that plain `infer` works over HTTP and gRPC.
 
-Asks the decoupled backend model and passes its answer on. Knows nothing of embeddings.
+Asks the decoupled backend model and passes its answer on, and tells it when nobody waits for the answer any more. Knows
+nothing of embeddings.
 """
 
-import json
+import threading
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
+from uuid import uuid4
 
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from orthrus_backend.triton.parameters import CALL, read_keys, read_timeout
 from orthrus_backend.triton.parent import end_with_parent
-from orthrus_backend.triton.responder import CODED, Responder, split_code
+from orthrus_backend.triton.responder import Responder, split_code
 
 _BACKEND = "orthrus"
-_OUTPUTS = ("embedding", "num_input_tokens")
 _MAX_WAITING = 512  # calls that wait for the backend at once; each one holds a sleeping thread
+_POLL_SECONDS = 0.1
+
+
+class _Call:
+    """A request on its way to the backend and back.
+
+    Beside the request's own id, which others may carry as well, the backend's copy has one that nobody else knows.
+    """
+
+    def __init__(self, request: Any, responder: Responder) -> None:
+        """Raises ValueError for a request that cannot be passed on."""
+        self.responder = responder
+        self.id = uuid4().hex
+        self._request_id = request.request_id()
+        self._timeout = read_timeout(request)
+        self._received = time.monotonic()
+        self._parameters = _for_triton(read_keys(request)) | {CALL: self.id}
+        self._inputs, self._outputs = _tensors(request)
+
+    def forwarded(self) -> Any:
+        """The copy for the backend, with the time that is left; None if none is left."""
+        microseconds = 0
+        if self._timeout is not None:
+            microseconds = int((self._timeout - (time.monotonic() - self._received)) * 1e6)
+            if microseconds <= 0:
+                return None
+        return pb_utils.InferenceRequest(
+            model_name=_BACKEND,
+            request_id=self._request_id,
+            inputs=self._inputs,
+            requested_output_names=self._outputs,
+            parameters=self._parameters,
+            timeout=microseconds,
+        )
+
+    def stop(self) -> None:
+        """Have the backend end its copy."""
+        stop = pb_utils.Tensor("stop", np.array([True]))
+        request = pb_utils.InferenceRequest(
+            model_name=_BACKEND, request_id=self.id, inputs=[stop], requested_output_names=["text_output"]
+        )
+        for _ in request.exec(decoupled=True):
+            pass
 
 
 class TritonPythonModel:
     """Waits for many answers at once. Triton's own asynchronous call would do the same on asyncio's few threads."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Note what there is to pass on."""
+        """Start the threads that wait."""
         end_with_parent()
-        self._inputs = [tensor["name"] for tensor in json.loads(args["model_config"])["input"]]
         self._waiters = ThreadPoolExecutor(_MAX_WAITING, thread_name_prefix="orthrus-face")
+        self._calls: dict[str, _Call] = {}
+        self._closing = threading.Event()
+        self._watch = threading.Thread(target=self._watch_callers, name="orthrus-face-watch", daemon=True)
+        self._watch.start()
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Pass requests on; their answers come later."""
         for request in requests:
             responder = Responder(request)
             try:
-                self._waiters.submit(self._answer, self._forwarded(request), responder)
+                call = _Call(request, responder)
             except ValueError as error:
                 responder.fail(str(error), "INVALID_ARG")
+                continue
+            self._calls[call.id] = call
+            self._waiters.submit(self._answer, call)
 
     def finalize(self) -> None:
         """Wait for the answers that are still to come."""
         self._waiters.shutdown()
+        self._closing.set()
+        self._watch.join()
 
-    def _forwarded(self, request: Any) -> Any:
-        tensors = [pb_utils.get_input_tensor_by_name(request, name) for name in self._inputs]
-        task = pb_utils.Tensor("task", np.array([b"embed"], dtype=np.object_))
-        return pb_utils.InferenceRequest(
-            model_name=_BACKEND,
-            request_id=request.request_id(),
-            inputs=[*(tensor for tensor in tensors if tensor is not None), task],
-            requested_output_names=list(_OUTPUTS),
-            parameters={**_passed_on(request), CODED: True},
-        )
-
-    def _answer(self, forwarded: Any, responder: Responder) -> None:
+    def _answer(self, call: _Call) -> None:
+        responder = call.responder
         try:
+            if responder.is_cancelled():
+                responder.fail("its caller has gone", "CANCELLED")
+                return
+            forwarded = call.forwarded()
+            if forwarded is None:
+                responder.fail("the request's time is over", "DEADLINE_EXCEEDED")
+                return
             answers = [r for r in forwarded.exec(decoupled=True) if r.has_error() or r.output_tensors()]
             assert len(answers) == 1, f"the backend answered {len(answers)} times"
             if answers[0].has_error():
@@ -63,9 +114,36 @@ class TritonPythonModel:
         except Exception as error:  # whatever it is, the caller must not wait for ever
             if responder.open:
                 responder.fail(f"embed failed: {error}", "INTERNAL")
+        finally:
+            del self._calls[call.id]
+
+    def _watch_callers(self) -> None:
+        """Asks until a call has ended: a stop that overtakes its request finds nothing to end."""
+        while not self._closing.wait(_POLL_SECONDS):
+            for call in list(self._calls.values()):
+                if call.responder.is_cancelled() and call.responder.open:
+                    call.stop()
 
 
-def _passed_on(request: Any) -> dict[str, str | int | bool]:
-    """The request's parameters; Triton takes no floats here, and the backend reads numbers from text as well."""
-    parameters: dict[str, Any] = json.loads(request.parameters() or "{}")
+def _tensors(request: Any) -> tuple[list[Any], list[str]]:
+    """What the backend gets, and what is wanted of its answer.
+
+    LiteLLM calls the texts `input_text`, and of the answer it understands the vectors alone.
+    """
+    given = {name: pb_utils.get_input_tensor_by_name(request, name) for name in ("text_input", "embedding_parameters")}
+    outputs = ["embedding", "num_input_tokens"]
+    other = pb_utils.get_input_tensor_by_name(request, "input_text")
+    if other is not None:
+        if given["text_input"] is not None:
+            raise ValueError("text_input and input_text are two names of one input; only one of them is expected")
+        given["text_input"] = pb_utils.Tensor("text_input", other.as_numpy())
+        outputs = ["embedding"]
+    if given["text_input"] is None:
+        raise ValueError("text_input is needed: the texts to embed")
+    task = pb_utils.Tensor("task", np.array([b"embed"], dtype=np.object_))
+    return [*(tensor for tensor in given.values() if tensor is not None), task], outputs
+
+
+def _for_triton(parameters: dict[str, Any]) -> dict[str, str | int | bool]:
+    """Parameters as Triton takes them inside, without floats; the backend reads numbers from text as well."""
     return {name: str(value) if isinstance(value, float) else value for name, value in parameters.items()}

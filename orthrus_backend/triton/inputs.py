@@ -12,11 +12,11 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from orthrus_backend.params import EmbeddingParams, SamplingParams
-from orthrus_backend.triton.responder import CODED
+from orthrus_backend.triton.parameters import read_keys
 from orthrus_backend.validation import shown
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
-_TRITON_PARAMETERS = ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CODED)
+_FOR_GENERATE = ("messages", "sampling_parameters", "max_tokens", "bad_words", "stop_words")
 
 TokenIds = list[int]
 P = TypeVar("P", SamplingParams, EmbeddingParams)
@@ -39,16 +39,17 @@ class GenerateCall:
 
 @dataclass(frozen=True, slots=True)
 class EmbedCall:
-    """Asks for one vector a text; `as_text` answers the first vector as JSON in `text_output`."""
+    """Asks for one vector a text; `as_text` answers the first vector as JSON in `text_output`, with `extras` beside."""
 
     texts: Sequence[str | TokenIds]
     params: EmbeddingParams
     as_text: bool = False
+    extras: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class StopCall:
-    """Asks to cancel the request that carries the same id."""
+    """Asks to cancel the requests that carry the same id."""
 
 
 def read_call(request: Any) -> GenerateCall | EmbedCall | StopCall:
@@ -60,18 +61,29 @@ def read_call(request: Any) -> GenerateCall | EmbedCall | StopCall:
     if _flag(request, "stop", False):
         return StopCall()
     task = _text(request, "task")
+    if task not in (None, "generate", "embed"):
+        raise ValueError(f"task: expected generate or embed, got {shown(task)}")
     if _tensor(request, "embedding_request") is not None:
-        if task not in (None, "embed"):
-            raise ValueError(f"embedding_request does not go with task {shown(task)}")
+        if task == "generate":
+            raise ValueError("embedding_request does not go with task 'generate'")
+        _refuse(
+            request, ("text_input", "input_ids", "embedding_parameters", *_FOR_GENERATE), beside="embedding_request"
+        )
         return _embedding_request(request)
     if task == "embed":
+        _refuse(request, _FOR_GENERATE, beside="task 'embed'")
         texts, ids = _texts(request), _token_ids(request)
         if bool(texts) == bool(ids):
             raise ValueError("texts in text_input are needed, or token ids in input_ids; not both")
         return EmbedCall(texts or ids, _params(EmbeddingParams, request, "embedding_parameters"))
-    if task not in (None, "generate"):
-        raise ValueError(f"task: expected generate or embed, got {shown(task)}")
+    _refuse(request, ("embedding_parameters",), beside="task 'generate'")
     return _generate(request)
+
+
+def _refuse(request: Any, names: Sequence[str], beside: str) -> None:
+    for name in names:
+        if _tensor(request, name) is not None:
+            raise ValueError(f"{name} does not go with {beside}")
 
 
 def _generate(request: Any) -> GenerateCall:
@@ -85,10 +97,16 @@ def _generate(request: Any) -> GenerateCall:
     exclude = _flag(request, "exclude_input_in_output", None)
     if stream and exclude is False:
         raise ValueError("exclude_input_in_output: false does not go with stream: true")
-    params = _params(SamplingParams, request, "sampling_parameters", max_tokens=_integer(request, "max_tokens"))
+    params = _params(
+        SamplingParams,
+        request,
+        "sampling_parameters",
+        max_tokens=_integer(request, "max_tokens"),
+        stop=_words(request, "stop_words"),
+        bad_words=_words(request, "bad_words"),
+    )
     prefix = texts[0] if texts and not stream and not exclude else ""
-    extras = frozenset(name for name in EXTRAS if _flag(request, f"return_{name}", False))
-    return GenerateCall(given[0][0], params, stream, prefix, extras)
+    return GenerateCall(given[0][0], params, stream, prefix, _extras(request))
 
 
 def _embedding_request(request: Any) -> EmbedCall:
@@ -110,24 +128,23 @@ def _embedding_request(request: Any) -> EmbedCall:
     if isinstance(dimensions, list) and len(dimensions) == 1:
         options = options | {"dimensions": dimensions[0]}  # that backend's form
     try:
-        return EmbedCall([given], EmbeddingParams.from_mapping(options), as_text=True)
+        params = EmbeddingParams.from_mapping(options)
     except ValueError as error:
         raise ValueError(f"embedding_request: {error}") from error
+    return EmbedCall([given], params, as_text=True, extras=_extras(request))
+
+
+def _extras(request: Any) -> frozenset[str]:
+    return frozenset(name for name in EXTRAS if _flag(request, f"return_{name}", False))
 
 
 def _params(kind: type[P], request: Any, name: str, **overrides: Any) -> P:
     """Request parameters, then the JSON input, then inputs of their own: the later one wins."""
-    loose = json.loads(request.parameters() or "{}")
-    keys = {key: value for key, value in loose.items() if not _is_for_triton(key)}
     document = _text(request, name)
     try:
-        return kind.parse(document, base=keys, **overrides)
+        return kind.parse(document, base=read_keys(request), **overrides)
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-
-
-def _is_for_triton(parameter: str) -> bool:
-    return parameter in _TRITON_PARAMETERS or parameter.startswith("triton_")
 
 
 def _messages(request: Any) -> list[list[Mapping[str, Any]]]:
@@ -181,6 +198,13 @@ def _one(request: Any, name: str) -> Any:
 def _text(request: Any, name: str) -> str | None:
     value = _one(request, name)
     return None if value is None else _decode(name, value)
+
+
+def _words(request: Any, name: str) -> list[str] | None:
+    """Words of an input that clients also send with one empty word for none."""
+    tensor = _tensor(request, name)
+    words = [] if tensor is None else [_decode(name, item) for item in tensor.reshape(-1)]
+    return [word for word in words if word] or None
 
 
 def _flag(request: Any, name: str, default: D) -> bool | D:

@@ -17,8 +17,8 @@ from orthrus_backend.triton.inputs import EmbedCall, GenerateCall
 from orthrus_backend.triton.responder import ErrorCode, Responder
 
 _ERRORS: dict[Outcome, tuple[ErrorCode, str]] = {
-    Outcome.CANCELLED: ("CANCELLED", "the request was cancelled"),
-    Outcome.TIMEOUT: ("CANCELLED", "the request ran out of time"),
+    Outcome.CANCELLED: ("CANCELLED", "the request was ended before its answer was complete"),
+    Outcome.TIMEOUT: ("DEADLINE_EXCEEDED", "the request's time is over"),
     Outcome.FAILED: ("UNAVAILABLE", "the engine failed"),
 }
 
@@ -135,7 +135,7 @@ class EmbedReply(_Reply):
 
     def __init__(self, responder: Responder, call: EmbedCall, requests: Sequence[EmbedRequest]) -> None:
         super().__init__(responder)
-        self._as_text = call.as_text
+        self._call = call
         self._requests = requests
         self._rows = {id(request): row for row, request in enumerate(requests)}
         self._vectors: list[Any] = [None] * len(requests)
@@ -156,9 +156,20 @@ class EmbedReply(_Reply):
 
     def _respond(self) -> None:
         counts = np.array([request.total for request in self._requests], dtype=np.uint32)  # [N]
-        if self._as_text:
-            document = json.dumps(self._vectors[0].tolist())
-            tensor = pb_utils.Tensor("text_output", np.array([document], dtype=np.object_))
+        if self._call.as_text:
+            values = {
+                "text_output": np.array([json.dumps(self._vectors[0].tolist())], dtype=np.object_),
+                "num_input_tokens": counts,
+                "num_output_tokens": np.zeros(1, dtype=np.uint32),
+            }
+            wanted = {"text_output", *self._call.extras}
         else:
-            tensor = pb_utils.Tensor("embedding", np.stack(self._vectors))  # [N, D]
-        self._responder.send([tensor, pb_utils.Tensor("num_input_tokens", counts)], final=True)
+            values = {"embedding": np.stack(self._vectors), "num_input_tokens": counts}  # [N, D], [N]
+            wanted = set(values)
+        tensors = [pb_utils.Tensor(name, value) for name, value in values.items() if name in wanted]
+        self._responder.send(tensors, final=True)
+
+
+def acknowledge(responder: Responder) -> None:
+    """Answer a stop: one response with an empty text, so that it fits every protocol."""
+    responder.send([pb_utils.Tensor("text_output", np.array([b""], dtype=np.object_))], final=True)

@@ -1,25 +1,34 @@
 """One Triton request's way back: data, errors, and exactly one FINAL. Knows no contract and no engine."""
 
+import threading
 from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import triton_python_backend_utils as pb_utils
 
-ErrorCode = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "INTERNAL"]
-CODED = (
-    "orthrus_coded_errors"  # request parameter of a caller inside Triton, which sees an error's text but not its code
-)
+from orthrus_backend.triton.parameters import read_call_id
+
+ErrorCode = Literal["INVALID_ARG", "UNAVAILABLE", "CANCELLED", "DEADLINE_EXCEEDED", "INTERNAL"]
+# What tells errors apart where the protocol does not: Triton has no code for a deadline, its HTTP generate endpoints
+# answer 400 to every error, and in 2.51 all of its HTTP does so to CANCELLED.
+_PREFIXES: dict[ErrorCode, str] = {
+    "UNAVAILABLE": "unavailable: ",
+    "CANCELLED": "cancelled: ",
+    "DEADLINE_EXCEEDED": "deadline exceeded: ",
+}
 
 
 class Responder:
-    """Sends the responses of one request; closed by its FINAL."""
+    """Sends the responses of one request; closed by its FINAL. May be used from several threads."""
 
     def __init__(self, request: Any) -> None:
         self._sender = request.get_response_sender()
+        self._lock = threading.Lock()
         try:
-            self._coded = CODED in request.parameters()
-        except UnicodeDecodeError:  # whoever reads the parameters will say so, through this responder
-            self._coded = False
+            # Whoever passes a request on inside Triton sees an error's text but not its code: the text there has both.
+            self.call = read_call_id(request)
+        except ValueError:  # whoever reads the parameters will say so, through this responder
+            self.call = ""
         self._open = True
 
     @property
@@ -32,38 +41,29 @@ class Responder:
 
         Triton is not asked after FINAL, when the request no longer exists.
         """
-        return not self._open or bool(self._sender.is_cancelled())
+        with self._lock:
+            return not self._open or bool(self._sender.is_cancelled())
 
     def send(self, tensors: Sequence[Any], final: bool) -> None:
         """Send one response."""
         self._respond(pb_utils.InferenceResponse(output_tensors=list(tensors)), final)
 
     def fail(self, message: str, code: ErrorCode) -> None:
-        """Send an error as the last response.
-
-        Triton's HTTP generate endpoints answer 400 to every error, so one that is worth another try says so itself.
-        """
-        if self._coded:
-            message = f"{code}: {message}"
-        elif code == "UNAVAILABLE":
-            message = f"unavailable: {message}"
-        error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
+        """Send an error as the last response."""
+        message = f"{code}: {message}" if self.call else _PREFIXES.get(code, "") + message
+        known = "CANCELLED" if code == "DEADLINE_EXCEEDED" else code
+        error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, known))
         self._respond(pb_utils.InferenceResponse(error=error), final=True)
 
-    def finish(self) -> None:
-        """Send FINAL alone, where there is nothing to say."""
-        assert self._open
-        self._open = False
-        self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
-
     def _respond(self, response: Any, final: bool) -> None:
-        assert self._open, "a response after FINAL"
-        self._open = not final
-        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+        with self._lock:
+            assert self._open, "a response after FINAL"
+            self._open = not final
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
 
 
 def split_code(message: str) -> tuple[str, ErrorCode]:
-    """Text and code of an error that was sent to a caller which asked for `CODED`; INTERNAL where it has no code."""
+    """Text and code of an error that was sent to a caller inside Triton; INTERNAL where it has no code."""
     name, colon, text = message.partition(": ")
     for code in get_args(ErrorCode):
         if colon and name == code:
