@@ -8,7 +8,7 @@ import tritonclient.http as http_client
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
-from orthrus_backend.config import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
+from orthrus_backend.config import PARAMETERS, CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 from orthrus_backend.serve.layout import model_repository
 from tests.serving import RunningServer
 
@@ -29,9 +29,9 @@ def inputs(name: str) -> Mapping[str, ModelInput]:
 
 def test_the_parameters_are_exactly_the_engines_settings() -> None:
     groups = (ModelSettings, SchedulerSettings, CacheSettings)
-    known = {name for group in groups for name in group.model_fields} | {"drain_timeout"}
+    known = {name for group in groups for name in group.model_fields} | {"drain_timeout", "default_timeout"}
     parameters = config("orthrus").parameters
-    assert set(parameters) == known
+    assert set(parameters) == known == set(PARAMETERS)
     assert EngineSettings.from_parameters({n: p.string_value for n, p in parameters.items()}) == EngineSettings()
 
 
@@ -45,7 +45,9 @@ def test_an_entry_point_passes_on_all_it_declares(entry_point: str, behind: str)
 
 @pytest.mark.parametrize("name", ["orthrus_embed", "embed", "generate"])
 def test_tensors_are_those_of_the_engine(name: str) -> None:
-    engine = inputs("orthrus")
+    engine = inputs("orthrus") | {
+        "input_text": inputs("orthrus_embed")["input_text"]
+    }  # only a name, which the face knows
     outputs = {tensor.name: (tensor.data_type, list(tensor.dims)) for tensor in config("orthrus").output}
     assert all(tensor.data_type == engine[tensor.name].data_type for tensor in inputs(name).values())
     assert all(outputs[tensor.name] == (tensor.data_type, list(tensor.dims)) for tensor in config(name).output)
