@@ -84,7 +84,7 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
     runner: StepRunner = own
     if embedder is not None:
         runner = SplitRunner(_runner(embedder, pool, head), own)
-    return Service(Engine(scheduler, runner, on_failure), intake, generator.tokenization, adapters)
+    return Service(Engine(scheduler, runner, on_failure, settings.limits), intake, generator.tokenization, adapters)
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ app = typer.Typer(
 
 DEFAULTS = EngineSettings()
 WHAT, STEP, MACHINE, SERVER = "What is served", "How a step is filled", "What it may use", "The server"
+LIMITS = "What is refused"
 
 
 def _version(wanted: bool) -> None:
@@ -170,6 +171,23 @@ def serve(
             rich_help_panel=MACHINE,
         ),
     ] = None,
+    max_queued_requests: Annotated[
+        int,
+        typer.Option(
+            help="Embeddings, and generations, that may wait; beyond it callers are told at once to come back later.",
+            rich_help_panel=LIMITS,
+        ),
+    ] = DEFAULTS.limits.max_queued_requests,
+    max_queued_tokens: Annotated[
+        int,
+        typer.Option(help="Tokens of the embeddings, and of the generations, that may wait.", rich_help_panel=LIMITS),
+    ] = DEFAULTS.limits.max_queued_tokens,
+    max_texts_per_request: Annotated[
+        int, typer.Option(help="Texts in one embedding request, at most.", rich_help_panel=LIMITS)
+    ] = DEFAULTS.limits.max_texts_per_request,
+    max_request_bytes: Annotated[
+        str, typer.Option(metavar="SIZE", help="Size of one request, at most.", rich_help_panel=LIMITS)
+    ] = DEFAULTS.limits.max_request_bytes.human_readable().replace(".0", ""),
     host: Annotated[
         str,
         typer.Option(
@@ -186,13 +204,13 @@ def serve(
     drain_timeout: Annotated[
         float,
         typer.Option(help="Seconds that running requests get to finish at the end.", rich_help_panel=SERVER),
-    ] = DEFAULTS.drain_timeout,
+    ] = DEFAULTS.drain.drain_timeout,
     default_timeout: Annotated[
         float,
         typer.Option(
             help="Seconds until a request is ended that sets no timeout of its own; 0: never.", rich_help_panel=SERVER
         ),
-    ] = DEFAULTS.default_timeout,
+    ] = DEFAULTS.limits.default_timeout,
     log_level: Annotated[
         LogLevel, typer.Option(help="What of Triton's log to show.", rich_help_panel=SERVER)
     ] = "warning",
@@ -229,8 +247,13 @@ def serve(
             "kv_memory": kv_memory,
             "max_model_len": str(max_model_len or ""),
             "threads": str(threads or (_cores() // instances or 1 if instances > 1 else "")),
+            "max_queued_requests": str(max_queued_requests),
+            "max_queued_tokens": str(max_queued_tokens),
+            "max_texts_per_request": str(max_texts_per_request),
+            "max_request_bytes": max_request_bytes,
             "drain_timeout": str(drain_timeout),
             "default_timeout": str(default_timeout),
+            "drain_file": "",  # the session's own
         }
         parameters |= settings_parameters(setting or [], own_options={"model", "embedding_model", *parameters})
         EngineSettings.from_parameters(parameters)  # so that a fault shows now, not when the server is up

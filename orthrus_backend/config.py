@@ -92,7 +92,33 @@ class CacheSettings(_Settings):
     )
 
 
-_GROUPS: dict[str, type[_Settings]] = {"model": ModelSettings, "scheduler": SchedulerSettings, "cache": CacheSettings}
+class LimitSettings(_Settings):
+    """What one request may bring, and how much may wait; more is refused before any work is done."""
+
+    max_queued_requests: int = Field(4096, ge=1, description="requests of one kind that wait, at most")
+    max_queued_tokens: int = Field(524288, ge=1, description="tokens of the waiting requests of one kind, at most")
+    max_texts_per_request: int = Field(2048, ge=1, description="texts of one embedding call, at most")
+    max_request_bytes: Annotated[ByteSize, Field(ge=1)] = Field(
+        ByteSize(16 << 20), description="size of all inputs of one request, such as 16MiB"
+    )
+    default_timeout: float = Field(0.0, ge=0, description="seconds of a request that sets no timeout; 0 for no limit")
+
+
+class DrainSettings(_Settings):
+    """How serving ends."""
+
+    drain_timeout: float = Field(10.0, ge=0, description="seconds that running work gets to finish at shutdown")
+    drain_file: str = Field("", description="file that asks for the end once something is written to it")
+
+
+_GROUPS: dict[str, type[_Settings]] = {
+    "model": ModelSettings,
+    "scheduler": SchedulerSettings,
+    "cache": CacheSettings,
+    "limits": LimitSettings,
+    "drain": DrainSettings,
+}
+PARAMETERS = tuple(sorted(name for group in _GROUPS.values() for name in group.model_fields))
 
 
 class EngineSettings(_Settings):
@@ -101,8 +127,8 @@ class EngineSettings(_Settings):
     model: ModelSettings = ModelSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     cache: CacheSettings = CacheSettings()
-    drain_timeout: float = Field(10.0, ge=0, description="seconds that running work gets to finish at shutdown")
-    default_timeout: float = Field(0.0, ge=0, description="seconds of a request that sets no timeout; 0 for no limit")
+    limits: LimitSettings = LimitSettings()
+    drain: DrainSettings = DrainSettings()
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:
@@ -111,19 +137,14 @@ class EngineSettings(_Settings):
         Raises:
             ValueError: a parameter is unknown or out of range; the message names it, its value and the limit.
         """
-        nested: dict[str, object] = {}
+        nested: dict[str, dict[str, str]] = {}
         for name, value in parameters.items():
             if value.strip() == "":
                 continue
             group = next((g for g, settings in _GROUPS.items() if name in settings.model_fields), None)
-            if group is not None:
-                section = nested.setdefault(group, {})
-                assert isinstance(section, dict)
-                section[name] = value.strip()
-            elif name in PARAMETERS:
-                nested[name] = value.strip()
-            else:
+            if group is None:
                 raise ValueError(f"unknown parameter {name!r}; known are {', '.join(PARAMETERS)}")
+            nested.setdefault(group, {})[name] = value.strip()
         try:
             return cls.model_validate(nested)
         except ValidationError as error:

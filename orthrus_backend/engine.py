@@ -14,11 +14,13 @@ from queue import Empty, SimpleQueue
 from typing import Protocol
 
 from orthrus_backend.accounting import Accounting
+from orthrus_backend.admission import Admission
+from orthrus_backend.config import LimitSettings
 from orthrus_backend.delivery import Delivery
 from orthrus_backend.metrics import Metrics
 from orthrus_backend.outputs import Ended, Output, StepResult
 from orthrus_backend.plan import Plan
-from orthrus_backend.request import Outcome, Request
+from orthrus_backend.request import Kind, Outcome, Request
 from orthrus_backend.scheduling.scheduler import Scheduler
 
 _log = logging.getLogger(__name__)
@@ -67,16 +69,23 @@ _Message = _Submit | _Cancel | _CancelId | _Close
 class Engine:
     """Serves requests until it is closed. All methods may be called from any thread."""
 
-    def __init__(self, scheduler: Scheduler, runner: StepRunner, on_failure: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        runner: StepRunner,
+        on_failure: Callable[[], None] = lambda: None,
+        limits: LimitSettings | None = None,
+    ) -> None:
         """`on_failure` is called when a step has failed, after everything accepted was answered."""
         self.metrics = Metrics()
         self._scheduler = scheduler
         self._runner = runner
         self._on_failure = on_failure
         self._accounting = Accounting(self.metrics, scheduler)
+        self._admission = Admission(limits or LimitSettings(), scheduler.queues)
         self._unanswered: dict[int, Request] = {}  # by identity: accepted, and its last output is not on its way
         self._inbox: SimpleQueue[_Message] = SimpleQueue()
-        self._lock = threading.Lock()  # makes "is it open" and "leave a message" one act
+        self._lock = threading.Lock()  # makes "is it open", "is there room" and "leave a message" one act
         self._state = _State.OPEN
         self._deadline: float | None = None
         self._delivery = Delivery(cancel=lambda request: self._inbox.put(_Cancel(request)))
@@ -93,16 +102,22 @@ class Engine:
 
         Raises:
             ValueError: one of them could never be computed; none is queued.
+            QueueFullError: too much is waiting; none is queued.
             EngineClosedError: the engine takes no more requests.
         """
         for request in requests:
             self._scheduler.check_admissible(request)
         with self._lock:
-            if self._state is not _State.OPEN:
-                reason = "is shutting down" if self._state is _State.CLOSING else "has failed"
-                raise EngineClosedError(f"the engine {reason} and takes no more requests")
+            self._check_open()
+            self._admission.admit(requests)
             self._delivery.watch(requests)
             self._inbox.put(_Submit(requests))
+
+    def check_room(self, kind: Kind, requests: int) -> None:
+        """Raise as `submit` would for so many requests, however short: before any time is spent on reading them."""
+        with self._lock:
+            self._check_open()
+            self._admission.check(kind, requests)
 
     def cancel(self, request: Request) -> None:
         """End a request, wherever it stands; no effect if it has ended."""
@@ -120,6 +135,11 @@ class Engine:
                 self._inbox.put(_Close(time.monotonic() + timeout))
         self._thread.join()
         self._delivery.close()
+
+    def _check_open(self) -> None:
+        if self._state is not _State.OPEN:
+            reason = "is shutting down" if self._state is _State.CLOSING else "has failed"
+            raise EngineClosedError(f"the engine {reason} and takes no more requests")
 
     def _run(self) -> None:
         try:
@@ -164,9 +184,11 @@ class Engine:
     def _handle(self, message: _Message) -> None:
         match message:
             case _Submit(requests):
-                for request in requests:
-                    self._unanswered[id(request)] = request
-                    self._scheduler.add(request)
+                with self._lock:
+                    for request in requests:
+                        self._unanswered[id(request)] = request
+                        self._scheduler.add(request)
+                    self._admission.arrived(requests)
                 self._accounting.received(requests)
             case _Cancel(request):
                 self._end([request], Outcome.CANCELLED)

@@ -10,7 +10,7 @@ import orthrus_backend
 ROOT = Path(orthrus_backend.__file__).parent
 # Lowest first; a module may import from its own layer and from lower ones.
 LAYERS = (
-    ("validation", "config", "params", "model_files"),
+    ("validation", "config", "params", "model_files", "drain_file"),
     ("sentence_transformers_files",),
     ("embedding_recipe",),
     ("request",),
@@ -35,7 +35,7 @@ LAYERS = (
     ("split_runner",),
     ("generate_intake", "embed_intake"),
     ("intake",),
-    ("accounting", "delivery", "engine"),
+    ("accounting", "admission", "delivery", "engine"),
     ("default_model",),
     ("assembly",),
     ("triton", "serve"),
@@ -50,6 +50,7 @@ TORCH_FREE = (
     "blocks",
     "metrics",
     "scheduling.scheduler",
+    "admission",
     "engine",
     "embedding_recipe",
 )

@@ -174,7 +174,7 @@ class TestLife:
         processes = echo.processes()
         psutil.Process(echo.pid).children()[0].kill()
         assert echo.process.wait(15) == 1
-        assert "ended by itself (killed by SIGKILL)" in (tmp_path / "log").read_text()
+        assert "ended unasked (killed by SIGKILL)" in (tmp_path / "log").read_text()
         assert left_over(processes, within=5) == []
 
     def test_the_end_of_a_model_process_is_a_failure(self, echo: RunningServer, tmp_path: Path) -> None:

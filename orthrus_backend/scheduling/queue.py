@@ -28,16 +28,20 @@ class Queue:
         """The request whose turn is next."""
         return self._requests[0] if self._requests else None
 
+    def work(self, request: Request) -> int:
+        """What a request adds to `tokens`."""
+        return request.remaining + self._expected_output(request)
+
     def append(self, request: Request) -> None:
         """A request arrives."""
         self._requests.append(request)
-        self.tokens += self._work(request)
+        self.tokens += self.work(request)
 
     def put_back(self, request: Request) -> None:
         """A preempted request returns; it arrived before all that wait."""
         assert not self._requests or request.order < self._requests[0].order
         self._requests.appendleft(request)
-        self.tokens += self._work(request)
+        self.tokens += self.work(request)
 
     def take(self, tokens: int, last: bool) -> None:
         """A plan took tokens of the head; with `last` these were all it needs, and it leaves."""
@@ -48,15 +52,12 @@ class Queue:
     def remove(self, request: Request) -> None:
         """Drop a request that was cancelled, or that is preempted and will be put back with its progress forgotten."""
         self._requests.remove(request)
-        self.tokens -= self._work(request)
+        self.tokens -= self.work(request)
 
     def clear(self) -> None:
         """Drop all requests."""
         self._requests.clear()
         self.tokens = 0
-
-    def _work(self, request: Request) -> int:
-        return request.remaining + self._expected_output(request)
 
     def _expected_output(self, request: Request) -> int:
         if self._count_expected_output and isinstance(request, GenerateRequest):

@@ -6,7 +6,6 @@ the child, and the kernel ends the child should this process die without a word.
 
 import ctypes
 import json
-import math
 import os
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from orthrus_backend.serve.ports import Endpoints
 
 PR_SET_PDEATHSIG = 1  # <linux/prctl.h>
 POLL_SECONDS = 0.2
-IDLE_SECONDS = 2.0  # more than it takes until an accepted request shows in the metrics
+LINGER_SECONDS = 2.0  # for the last answers to reach their clients
 PROBE_SECONDS = 2.0
 
 
@@ -77,12 +76,11 @@ class TritonProcess:
         self._stubs = psutil.Process(self._child.pid).children() if not self.stopping else []
 
     def stop(self, grace: float) -> None:
-        """Ask the server to finish what runs, for at most `grace` seconds; asked again, it ends at once."""
+        """What runs is to finish, within `grace` seconds: see `drain`. Asked again, the server ends at once."""
         if self.stopping:
             self._kill_group()
             return
         self._stop_by = time.monotonic() + grace
-        self._child.terminate()
 
     def watch(self) -> None:
         """Return when `stop` was called.
@@ -91,33 +89,29 @@ class TritonProcess:
             ServerError: the server ended by itself, or one of its stub processes died.
         """
         while not self.stopping:
-            ended = self._child.poll() is not None
-            if ended and not self.stopping:
-                raise ServerError(f"tritonserver ended by itself ({_ending(self._child.returncode)})")
-            if not all(map(_lives, self._stubs)) and not self.stopping:
-                # Triton does not restart a stub, and 2.51 goes on saying that it is ready.
-                raise ServerError("a model process of tritonserver died, so it cannot answer any more")
+            self._check_alive()
             time.sleep(POLL_SECONDS)
 
-    def drain(self, idle: Callable[[], bool]) -> None:
-        """Return when the server has ended, after `stop`.
+    def drain(self, finished: Callable[[], bool]) -> None:
+        """Return when the server may be closed, after `stop`.
 
-        `idle` says whether no request is being worked on. A tritonserver that was told to stop takes no new connections
-        and waits until open ones are closed, used or not. One that stays idle has nothing to wait for and is ended.
+        `finished` says whether all requests are answered. Only then is tritonserver told to stop: it takes no new
+        connections then and waits until open ones are closed, used or not, for which it gets a moment.
 
         Raises:
-            ServerError: requests had to be cut off, or it did not end cleanly.
+            ServerError: requests had to be cut off, or it died.
         """
         assert self._stop_by is not None
-        idle_since = math.inf
-        while self._child.poll() is None:
-            idle_since = min(idle_since, time.monotonic()) if idle() else math.inf
-            if time.monotonic() - idle_since > IDLE_SECONDS:
-                return
+        while not finished():
             if time.monotonic() > self._stop_by:
-                raise ServerError("tritonserver did not finish in time; what was still running was cut off")
+                raise ServerError("the engine did not finish in time; what was still running was cut off")
             time.sleep(POLL_SECONDS)
-        if self._child.returncode != 0:
+        if self._child.poll() is None and not all(map(_lives, self._stubs)):
+            raise ServerError("a model process died; what was still running was cut off")
+        self._child.terminate()
+        with suppress(subprocess.TimeoutExpired):
+            self._child.wait(LINGER_SECONDS)
+        if self._child.returncode:
             raise ServerError(f"tritonserver did not stop cleanly ({_ending(self._child.returncode)})")
 
     def close(self) -> None:
@@ -126,6 +120,13 @@ class TritonProcess:
             self._kill_group()
             self._child.wait()
             self._closed = True
+
+    def _check_alive(self) -> None:
+        if self._child.poll() is not None:
+            raise ServerError(f"tritonserver ended unasked ({_ending(self._child.returncode)})")
+        if not all(map(_lives, self._stubs)):
+            # Triton does not restart a stub, and 2.51 goes on saying that it is ready.
+            raise ServerError("a model process of tritonserver died, so it cannot answer any more")
 
     def _kill_group(self) -> None:
         with suppress(ProcessLookupError):

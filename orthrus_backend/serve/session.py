@@ -3,30 +3,28 @@
 import math
 import os
 import signal
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from types import FrameType
 from typing import Literal
 
-from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from orthrus_backend import drain_file
 from orthrus_backend.serve.layout import Layout, lay_out
 from orthrus_backend.serve.options import has_gpu
 from orthrus_backend.serve.ports import Endpoints
-from orthrus_backend.serve.process import ServerError, TritonProcess, fetch
+from orthrus_backend.serve.process import ServerError, TritonProcess
 from orthrus_backend.serve.server_log import ServerLog
 from orthrus_backend.serve.triton_binary import find_triton
+from orthrus_backend.serve.workspace import workspace
 
 LogLevel = Literal["error", "warning", "info", "debug"]
-STOP_SECONDS = 2.0  # for unloading, on top of the time that requests get to finish
-OPEN_REQUESTS = ("orthrus_requests_running", "orthrus_requests_waiting")
+STOP_SECONDS = 5.0  # for a step that is running and for the last answers, on top of the time that requests get
+KEEPALIVE_MILLISECONDS = {"time": 30_000, "timeout": 10_000}  # until a gRPC client that has stopped counts as gone
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # bars are for a terminal, and the server writes into a pipe
-SHARED_MEMORY = Path("/dev/shm")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,14 +49,14 @@ class Session:
         """
         triton = find_triton()
         gpu = self.parameters.get("device") != "cpu" and has_gpu()
-        with tempfile.TemporaryDirectory(prefix="orthrus-") as folder:
-            layout = lay_out(Path(folder), triton, self.parameters, self.instances)
-            name = f"orthrus-{os.getpid()}"
+        with workspace() as folder:
+            drain = folder / "drain"
+            layout = lay_out(folder, triton, {**self.parameters, "drain_file": str(drain)}, self.instances)
             command = [str(triton.server), *self._arguments(layout, gpu)]
-            command.append(f"--backend-config=python,shm-region-prefix-name={name}-")
+            command.append(f"--backend-config=python,shm-region-prefix-name={folder.name}-")
             with _stoppable() as stop_with:
                 environment = triton.environment(QUIET | os.environ)
-                server = TritonProcess(command, environment, self.endpoints, name)
+                server = TritonProcess(command, environment, self.endpoints, folder.name)
                 log = ServerLog(server.output, gpu=gpu, everything=self.log_level == "debug")
                 try:
                     stop_with(lambda: server.stop(self.drain_timeout + STOP_SECONDS))
@@ -69,15 +67,14 @@ class Session:
                     on_ready()
                     server.watch()
                     on_stop()
-                    server.drain(lambda: _idle(self.endpoints.metrics))
+                    drain_file.ask(drain)
+                    server.drain(lambda: drain_file.all_released(drain))
                     return True
                 except ServerError as error:
                     server.close()
                     raise ServerError("\n".join(log.reasons()) or str(error)) from None
                 finally:
                     server.close()
-                    for region in SHARED_MEMORY.glob(f"{name}-*"):  # stays behind when a server is killed
-                        region.unlink(missing_ok=True)
 
     def _arguments(self, layout: Layout, gpu: bool) -> list[str]:
         arguments: dict[str, object] = {
@@ -90,6 +87,7 @@ class Session:
         }
         if not gpu:
             arguments |= {"pinned-memory-pool-byte-size": 0, "allow-gpu-metrics": False}
+        arguments |= {f"grpc-keepalive-{name}": value for name, value in KEEPALIVE_MILLISECONDS.items()}
         for protocol, address in self.endpoints.as_dict().items():
             host, _, port = address.rpartition(":")
             arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
@@ -99,16 +97,6 @@ class Session:
 
 def _written(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _idle(metrics: str) -> bool:
-    """Whether the engines say that they have no request. False when they say nothing."""
-    try:
-        families = list(text_string_to_metric_families(fetch(f"http://{metrics}/metrics").decode()))
-    except OSError:
-        return False
-    open_requests = [sample.value for family in families if family.name in OPEN_REQUESTS for sample in family.samples]
-    return bool(open_requests) and not any(open_requests)
 
 
 @contextmanager
