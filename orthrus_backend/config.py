@@ -92,7 +92,19 @@ class CacheSettings(_Settings):
     )
 
 
-_GROUPS: dict[str, type[_Settings]] = {"model": ModelSettings, "scheduler": SchedulerSettings, "cache": CacheSettings}
+class ObservabilitySettings(_Settings):
+    """What is told about single calls."""
+
+    request_log: bool = Field(True, description="one line of JSON on stderr for each call, at its end")
+    traces: bool = Field(False, description="OpenTelemetry spans of calls that come with a trace context")
+
+
+_GROUPS: dict[str, type[_Settings]] = {
+    "model": ModelSettings,
+    "scheduler": SchedulerSettings,
+    "cache": CacheSettings,
+    "observability": ObservabilitySettings,
+}
 PARAMETERS = tuple(sorted({name for group in _GROUPS.values() for name in group.model_fields} | {"drain_timeout"}))
 
 
@@ -102,6 +114,7 @@ class EngineSettings(_Settings):
     model: ModelSettings = ModelSettings()
     scheduler: SchedulerSettings = SchedulerSettings()
     cache: CacheSettings = CacheSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
     drain_timeout: float = Field(10.0, ge=0, description="seconds that running work gets to finish at shutdown")
 
     @classmethod

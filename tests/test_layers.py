@@ -37,6 +37,7 @@ LAYERS = (
     ("intake",),
     ("accounting", "delivery", "engine"),
     ("default_model",),
+    ("observability",),
     ("assembly",),
     ("triton", "serve"),
     ("cli",),
@@ -52,6 +53,9 @@ TORCH_FREE = (
     "scheduling.scheduler",
     "engine",
     "embedding_recipe",
+    "observability.journal",
+    "observability.request_log",
+    "observability.spans",
 )
 
 

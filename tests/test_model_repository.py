@@ -8,7 +8,13 @@ import tritonclient.http as http_client
 from google.protobuf import text_format
 from tritonclient.grpc.model_config_pb2 import ModelConfig, ModelInput
 
-from orthrus_backend.config import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
+from orthrus_backend.config import (
+    CacheSettings,
+    EngineSettings,
+    ModelSettings,
+    ObservabilitySettings,
+    SchedulerSettings,
+)
 from orthrus_backend.serve.layout import model_repository
 from tests.serving import RunningServer
 
@@ -28,7 +34,7 @@ def inputs(name: str) -> Mapping[str, ModelInput]:
 
 
 def test_the_parameters_are_exactly_the_engines_settings() -> None:
-    groups = (ModelSettings, SchedulerSettings, CacheSettings)
+    groups = (ModelSettings, SchedulerSettings, CacheSettings, ObservabilitySettings)
     known = {name for group in groups for name in group.model_fields} | {"drain_timeout"}
     parameters = config("orthrus").parameters
     assert set(parameters) == known

@@ -26,6 +26,7 @@ LogLevel = Literal["error", "warning", "info", "debug"]
 STOP_SECONDS = 2.0  # for unloading, on top of the time that requests get to finish
 OPEN_REQUESTS = ("orthrus_requests_running", "orthrus_requests_waiting")
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # bars are for a terminal, and the server writes into a pipe
+CALLERS_TRACES = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0")  # rate 0: only where the caller traces
 SHARED_MEMORY = Path("/dev/shm")
 
 
@@ -94,7 +95,10 @@ class Session:
             host, _, port = address.rpartition(":")
             arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
         # The configurations are complete: without this each model is imported twice.
-        return ["--disable-auto-complete-config", *(f"--{name}={_written(value)}" for name, value in arguments.items())]
+        flags = ["--disable-auto-complete-config"]
+        if self.parameters.get("traces") == "True":
+            flags += [f"--trace-config={setting}" for setting in CALLERS_TRACES]
+        return [*flags, *(f"--{name}={_written(value)}" for name, value in arguments.items())]
 
 
 def _written(value: object) -> str:

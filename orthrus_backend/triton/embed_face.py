@@ -13,6 +13,7 @@ import triton_python_backend_utils as pb_utils
 
 from orthrus_backend.triton.parent import end_with_parent
 from orthrus_backend.triton.responder import CODED, Responder, split_code
+from orthrus_backend.triton.trace_context import trace_context
 
 _BACKEND = "orthrus"
 _OUTPUTS = ("embedding", "num_input_tokens")
@@ -49,7 +50,7 @@ class TritonPythonModel:
             request_id=request.request_id(),
             inputs=[*(tensor for tensor in tensors if tensor is not None), task],
             requested_output_names=list(_OUTPUTS),
-            parameters={**_passed_on(request), CODED: True},
+            parameters={**_passed_on(request), **trace_context(request), CODED: True},
         )
 
     def _answer(self, forwarded: Any, responder: Responder) -> None:

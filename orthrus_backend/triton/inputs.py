@@ -12,11 +12,13 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from orthrus_backend.params import EmbeddingParams, SamplingParams
+from orthrus_backend.request import Kind
 from orthrus_backend.triton.responder import CODED
+from orthrus_backend.triton.trace_context import TRACE_KEYS
 from orthrus_backend.validation import shown
 
 EXTRAS = ("finish_reason", "cumulative_logprob", "logprobs", "num_input_tokens", "num_output_tokens")
-_TRITON_PARAMETERS = ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CODED)
+_TRITON_PARAMETERS = ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CODED, *TRACE_KEYS)
 
 TokenIds = list[int]
 P = TypeVar("P", SamplingParams, EmbeddingParams)
@@ -35,6 +37,11 @@ class GenerateCall:
     stream: bool
     prefix: str
     extras: frozenset[str]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is a conversation."""
+        return not isinstance(self.prompt, str) and isinstance(self.prompt[0], Mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +79,12 @@ def read_call(request: Any) -> GenerateCall | EmbedCall | StopCall:
     if task not in (None, "generate"):
         raise ValueError(f"task: expected generate or embed, got {shown(task)}")
     return _generate(request)
+
+
+def asked_kind(request: Any) -> Kind:
+    """Which kind of work is asked for, as far as it can be told of a request that may be faulty."""
+    embeds = _tensor(request, "embedding_request") is not None or _text(request, "task") == "embed"
+    return Kind.EMBED if embeds else Kind.GENERATE
 
 
 def _generate(request: Any) -> GenerateCall:

@@ -1,6 +1,6 @@
 """One Triton request's way back: data, errors, and exactly one FINAL. Knows no contract and no engine."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import triton_python_backend_utils as pb_utils
@@ -14,7 +14,9 @@ CODED = (
 class Responder:
     """Sends the responses of one request; closed by its FINAL."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, on_final: Callable[[str], None] = lambda code: None) -> None:
+        """`on_final` is called once, when FINAL was sent, with the code of the error that it was or an empty string."""
+        self._on_final = on_final
         self._sender = request.get_response_sender()
         try:
             self._coded = CODED in request.parameters()
@@ -48,18 +50,23 @@ class Responder:
         elif code == "UNAVAILABLE":
             message = f"unavailable: {message}"
         error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, code))
-        self._respond(pb_utils.InferenceResponse(error=error), final=True)
+        self._respond(pb_utils.InferenceResponse(error=error), final=True, code=code)
 
     def finish(self) -> None:
         """Send FINAL alone, where there is nothing to say."""
         assert self._open
         self._open = False
         self._sender.send(flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
+        self._on_final("")
 
-    def _respond(self, response: Any, final: bool) -> None:
+    def _respond(self, response: Any, final: bool, code: str = "") -> None:
         assert self._open, "a response after FINAL"
         self._open = not final
-        self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+        try:
+            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+        finally:
+            if final:
+                self._on_final(code)
 
 
 def split_code(message: str) -> tuple[str, ErrorCode]:
