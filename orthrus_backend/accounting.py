@@ -1,6 +1,7 @@
-"""Turns what happens in the engine into its metrics. Runs on the engine's thread, a few additions a step."""
+"""Turns what happens to requests into metrics. `Accounting` runs on the engine's thread, a few additions a step."""
 
 from collections.abc import Sequence
+from typing import Literal, get_args
 
 from orthrus_backend.metrics import Metrics
 from orthrus_backend.outputs import Output
@@ -8,12 +9,13 @@ from orthrus_backend.plan import Plan, Role
 from orthrus_backend.request import GenerateRequest, Kind, Outcome, Request
 from orthrus_backend.scheduling.scheduler import Scheduler
 
-_ENDS = {
+End = Literal["finished", "failed", "cancelled", "timeout", "refused"]
+ENDS: dict[Outcome, End] = {
     Outcome.STOP: "finished",
     Outcome.LENGTH: "finished",
     Outcome.EMBEDDED: "finished",
     Outcome.CANCELLED: "cancelled",
-    Outcome.TIMEOUT: "cancelled",
+    Outcome.TIMEOUT: "timeout",
     Outcome.FAILED: "failed",
 }
 _ROLES = {Role.EMBED: "embed", Role.PREFILL: "prefill", Role.DECODE: "decode"}
@@ -28,20 +30,26 @@ class Accounting:
         self._preemptions = 0
         for kind in Kind:  # published as zeros from the start, so that rates have a first sample
             metrics.count("orthrus_requests_received_total", 0, kind=kind)
-            for end in ("finished", "failed", "cancelled"):
+            for end in get_args(End):
                 metrics.count("orthrus_requests_total", 0, kind=kind, outcome=end)
+            metrics.expect("orthrus_request_seconds", kind=kind)
+            metrics.expect("orthrus_queue_seconds", kind=kind)
         for role in _ROLES.values():
             metrics.count("orthrus_tokens_total", 0, kind=role)
         for composition in ("embed", "generate", "mixed"):
             metrics.count("orthrus_steps_total", 0, composition=composition)
+            metrics.expect("orthrus_step_seconds", composition=composition)
+        metrics.expect("orthrus_time_to_first_token_seconds")
+        metrics.expect("orthrus_inter_token_seconds")
         metrics.count("orthrus_preemptions_total", 0)
-        self._gauges(0)
+        self._gauges()
+        self.idle()
 
     def received(self, requests: Sequence[Request]) -> None:
         """Requests were accepted."""
         for request in requests:
             self._metrics.count("orthrus_requests_received_total", kind=request.kind)
-        self._gauges(0)
+        self._gauges()
 
     def step(self, plan: Plan, outputs: Sequence[Output], started: float, ended: float) -> None:
         """A step is done. Times are seconds of `time.monotonic`."""
@@ -50,6 +58,7 @@ class Accounting:
         metrics.observe("orthrus_step_seconds", ended - started, composition=plan.composition)
         for role, tokens in plan.tokens_by_role().items():
             metrics.count("orthrus_tokens_total", tokens, kind=_ROLES[role])
+        metrics.set("orthrus_batch_fill", plan.tokens / self._scheduler.settings.token_budget)
         metrics.count("orthrus_preemptions_total", self._scheduler.preemptions - self._preemptions)
         self._preemptions = self._scheduler.preemptions
         for s in plan.slices:
@@ -58,9 +67,9 @@ class Accounting:
                 metrics.observe("orthrus_queue_seconds", started - request.arrival, kind=request.kind)
             if isinstance(request, GenerateRequest) and request.first_token_at == ended:
                 metrics.observe("orthrus_time_to_first_token_seconds", ended - request.arrival)
-        self.ended(outputs, ended, plan.tokens)
+        self.ended(outputs, ended)
 
-    def ended(self, outputs: Sequence[Output], now: float, tokens: int = 0) -> None:
+    def ended(self, outputs: Sequence[Output], now: float) -> None:
         """Count the requests that these outputs end."""
         for output in outputs:
             if not output.final:
@@ -68,15 +77,19 @@ class Accounting:
             request, metrics = output.request, self._metrics
             kind = request.kind
             assert request.outcome is not None
-            metrics.count("orthrus_requests_total", kind=kind, outcome=_ENDS[request.outcome])
+            metrics.count("orthrus_requests_total", kind=kind, outcome=ENDS[request.outcome])
             metrics.observe("orthrus_request_seconds", now - request.arrival, kind=kind)
             if isinstance(request, GenerateRequest) and request.produced > 1 and request.first_token_at is not None:
                 assert request.last_token_at is not None
                 gap = (request.last_token_at - request.first_token_at) / (request.produced - 1)
                 metrics.observe("orthrus_inter_token_seconds", gap)
-        self._gauges(tokens)
+        self._gauges()
 
-    def _gauges(self, tokens: int) -> None:
+    def idle(self) -> None:
+        """There is no work."""
+        self._metrics.set("orthrus_batch_fill", 0)
+
+    def _gauges(self) -> None:
         metrics, scheduler = self._metrics, self._scheduler
         for kind, queue in scheduler.queues.items():
             started = sum(1 for head in (queue.head,) if head is not None and head.computed)
@@ -88,4 +101,9 @@ class Accounting:
         metrics.set("orthrus_kv_blocks", pool.used, state="used")
         metrics.set("orthrus_kv_blocks", 0, state="cached")
         metrics.set("orthrus_kv_blocks", pool.free, state="free")
-        metrics.set("orthrus_batch_fill", tokens / scheduler.settings.token_budget)
+
+
+def count_turned_away(metrics: Metrics, kind: Kind, end: End) -> None:
+    """Count a call that never became requests of the engine: it came in, and that was its end. Any thread."""
+    metrics.count("orthrus_requests_received_total", kind=kind)
+    metrics.count("orthrus_requests_total", kind=kind, outcome=end)

@@ -15,6 +15,7 @@ from orthrus_backend.serve.options import (
     adapters_parameter,
     check_device,
     check_length,
+    check_traces,
     has_gpu,
     model_parameter,
     settings_parameters,
@@ -214,6 +215,22 @@ def serve(
     log_level: Annotated[
         LogLevel, typer.Option(help="What of Triton's log to show.", rich_help_panel=SERVER)
     ] = "warning",
+    request_log: Annotated[
+        bool,
+        typer.Option(
+            help="For each call, at its end, a line of JSON on stderr: id, kind, tokens, times, outcome. No texts.",
+            rich_help_panel=SERVER,
+        ),
+    ] = DEFAULTS.observability.request_log,
+    traces: Annotated[
+        bool,
+        typer.Option(
+            "--traces",
+            help="OpenTelemetry spans of calls that come with a trace context, sent by OTLP over HTTP to"
+            ' OTEL_EXPORTER_OTLP_ENDPOINT. Needs the extra "otel".',
+            rich_help_panel=SERVER,
+        ),
+    ] = DEFAULTS.observability.traces,
     setting: Annotated[
         list[str] | None,
         typer.Option(
@@ -254,10 +271,13 @@ def serve(
             "drain_timeout": str(drain_timeout),
             "default_timeout": str(default_timeout),
             "drain_file": "",  # the session's own
+            "request_log": str(request_log),
+            "traces": str(traces),
         }
         parameters |= settings_parameters(setting or [], own_options={"model", "embedding_model", *parameters})
         EngineSettings.from_parameters(parameters)  # so that a fault shows now, not when the server is up
         check_device(device)
+        check_traces(traces)
         parameters["model"] = model_parameter("--model", model)
         parameters["embedding_model"] = model_parameter("--embedding-model", embedding_model)
         endpoints = choose_endpoints(host, http=http_port, grpc=grpc_port, metrics=metrics_port)

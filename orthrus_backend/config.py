@@ -111,12 +111,20 @@ class DrainSettings(_Settings):
     drain_file: str = Field("", description="file that asks for the end once something is written to it")
 
 
+class ObservabilitySettings(_Settings):
+    """What is told about single calls."""
+
+    request_log: bool = Field(True, description="one line of JSON on stderr for each call, at its end")
+    traces: bool = Field(False, description="OpenTelemetry spans of calls that come with a trace context")
+
+
 _GROUPS: dict[str, type[_Settings]] = {
     "model": ModelSettings,
     "scheduler": SchedulerSettings,
     "cache": CacheSettings,
     "limits": LimitSettings,
     "drain": DrainSettings,
+    "observability": ObservabilitySettings,
 }
 PARAMETERS = tuple(sorted(name for group in _GROUPS.values() for name in group.model_fields))
 
@@ -129,6 +137,7 @@ class EngineSettings(_Settings):
     cache: CacheSettings = CacheSettings()
     limits: LimitSettings = LimitSettings()
     drain: DrainSettings = DrainSettings()
+    observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod
     def from_parameters(cls, parameters: Mapping[str, str]) -> Self:

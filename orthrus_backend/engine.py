@@ -166,6 +166,7 @@ class Engine:
         idle = not self._scheduler.has_work
         if idle:
             self._scheduler.check_integrity()
+            self._accounting.idle()
             if self._deadline is not None:
                 return False
         try:
@@ -235,3 +236,4 @@ class Engine:
         self._delivery.put(outputs)
         self._scheduler.abandon()
         self._accounting.ended(outputs, time.monotonic())
+        self._accounting.idle()

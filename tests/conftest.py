@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from orthrus_backend.default_model import ensure_default_model
+from tests.collector import Collector
 from tests.reference import Reference
 from tests.serving import RunningServer, orthrus_serve, running
 
@@ -24,11 +25,23 @@ def adapters_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory, adapters_file: Path) -> Iterator[RunningServer]:
-    """A real server with the default model in float32, at most 1024 tokens a request; one for all tests."""
+def collector() -> Iterator[Collector]:
+    """Where the server's spans go."""
+    with Collector() as running_collector:
+        yield running_collector
+
+
+@pytest.fixture(scope="session")
+def server(
+    tmp_path_factory: pytest.TempPathFactory, adapters_file: Path, collector: Collector
+) -> Iterator[RunningServer]:
+    """A real server with the default model in float32, at most 1024 tokens a request; one for all tests.
+
+    It traces, which changes nothing for a request that comes without a trace context.
+    """
     log = tmp_path_factory.mktemp("server") / "stderr.log"
-    options = ("--dtype=float32", "--max-model-len=1024", f"--adapters-file={adapters_file}")
-    with running(orthrus_serve(*options), log) as running_server:
+    options = ("--dtype=float32", "--max-model-len=1024", f"--adapters-file={adapters_file}", "--traces")
+    with running(orthrus_serve(*options), log, variables=collector.variables) as running_server:
         yield running_server
 
 

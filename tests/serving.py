@@ -4,10 +4,11 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import psutil
 
@@ -22,6 +23,7 @@ class RunningServer:
     grpc: str
     metrics: str
     process: subprocess.Popen[str]
+    log: Path  # what it writes to stderr
 
     @property
     def pid(self) -> int:
@@ -41,16 +43,24 @@ def orthrus_serve(*options: str) -> list[str]:
 
 
 @contextmanager
-def running(command: Sequence[str], log: Path, temporary: Path | None = None) -> Iterator[RunningServer]:
-    """Start `command`, wait until it says that it is ready, and end it afterwards. Its stderr goes to `log`."""
-    environment = os.environ | ({"TMPDIR": str(temporary)} if temporary else {})
+def running(
+    command: Sequence[str],
+    log: Path,
+    temporary: Path | None = None,
+    variables: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[RunningServer]:
+    """Start `command`, wait until it says that it is ready, and end it afterwards. Its stderr goes to `log`.
+
+    `variables` are added to its environment.
+    """
+    environment = os.environ | ({"TMPDIR": str(temporary)} if temporary else {}) | dict(variables)
     with log.open("w") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
         assert line, f"the server did not get ready:\n{log.read_text()[-4000:]}"
-        yield RunningServer(**json.loads(line), process=process)
+        yield RunningServer(**json.loads(line), process=process, log=log)
     finally:
         process.terminate()
         try:

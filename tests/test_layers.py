@@ -37,6 +37,7 @@ LAYERS = (
     ("intake",),
     ("accounting", "admission", "delivery", "engine"),
     ("default_model",),
+    ("observability",),
     ("assembly",),
     ("triton", "serve"),
     ("cli",),
@@ -53,6 +54,9 @@ TORCH_FREE = (
     "admission",
     "engine",
     "embedding_recipe",
+    "observability.journal",
+    "observability.request_log",
+    "observability.spans",
 )
 
 

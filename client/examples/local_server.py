@@ -32,7 +32,8 @@ def local_server(*options: str) -> Iterator[Endpoints]:
     orthrus = Path(sys.executable).with_name("orthrus")
     if not orthrus.exists():
         raise RuntimeError(f"{orthrus} is missing: install the server into this environment, or name one with --url")
-    command = [str(orthrus), "serve", "--http-port=0", "--grpc-port=0", "--metrics-port=0", *options]
+    command = [str(orthrus), "serve", "--http-port=0", "--grpc-port=0", "--metrics-port=0", "--no-request-log"]
+    command += options
     process: subprocess.Popen[str] | None = None
     try:
         with _signals_later():  # one between the start and the assignment would leave it behind

@@ -5,6 +5,7 @@ Names and ranges of parameters are checked in `orthrus_backend.config`. A fault 
 
 import json
 from collections.abc import Container, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 
 from huggingface_hub.errors import HFValidationError
@@ -24,6 +25,12 @@ def check_device(device: str) -> None:
     """Refuse a GPU where there can be none."""
     if device.startswith("cuda") and not has_gpu():
         raise ValueError(f"--device {device}: there is no NVIDIA GPU here ({' or '.join(GPU_DEVICES)})")
+
+
+def check_traces(traces: bool) -> None:
+    """Refuse traces where what makes them is not installed; the models run in this environment too."""
+    if traces and find_spec("opentelemetry.sdk") is None:
+        raise ValueError('--traces: OpenTelemetry is not installed: pip install "orthrus-backend[otel]"')
 
 
 def check_length(model: str, max_model_len: int) -> None:

@@ -25,6 +25,7 @@ LogLevel = Literal["error", "warning", "info", "debug"]
 STOP_SECONDS = 5.0  # for a step that is running and for the last answers, on top of the time that requests get
 KEEPALIVE_MILLISECONDS = {"time": 30_000, "timeout": 10_000}  # until a gRPC client that has stopped counts as gone
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # bars are for a terminal, and the server writes into a pipe
+CALLERS_TRACES = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0")  # rate 0: only where the caller traces
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +93,10 @@ class Session:
             host, _, port = address.rpartition(":")
             arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
         # The configurations are complete: without this each model is imported twice.
-        return ["--disable-auto-complete-config", *(f"--{name}={_written(value)}" for name, value in arguments.items())]
+        flags = ["--disable-auto-complete-config"]
+        if self.parameters.get("traces") == "True":
+            flags += [f"--trace-config={setting}" for setting in CALLERS_TRACES]
+        return [*flags, *(f"--{name}={_written(value)}" for name, value in arguments.items())]
 
 
 def _written(value: object) -> str:

@@ -1,7 +1,4 @@
-"""The backend model: hands Triton's requests to the engine, and nothing else.
-
-`execute` decodes and returns; answers leave from the engine's delivery thread. It never raises for a request's fault.
-"""
+"""The backend model: loads the engine, hands it Triton's requests, and ends it in order."""
 
 import json
 import logging
@@ -12,20 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from orthrus_backend.admission import QueueFullError
+from orthrus_backend.accounting import count_turned_away
 from orthrus_backend.assembly import build_service
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.drain_file import DrainFile
-from orthrus_backend.engine import EngineClosedError
-from orthrus_backend.request import EmbedRequest, GenerateRequest, Kind, Request
-from orthrus_backend.triton.inputs import EmbedCall, GenerateCall, StopCall, read_call
+from orthrus_backend.observability.entry import Record
+from orthrus_backend.observability.journal import Journal
+from orthrus_backend.observability.tellers import make_tellers
 from orthrus_backend.triton.logs import forward_logs
 from orthrus_backend.triton.metrics_export import MetricsExport
-from orthrus_backend.triton.parameters import read_timeout
 from orthrus_backend.triton.parent import end_with_parent
-from orthrus_backend.triton.replies import EmbedReply, GenerateReply, acknowledge
-from orthrus_backend.triton.responder import Responder
-from orthrus_backend.triton.size import request_bytes
+from orthrus_backend.triton.reception import Reception
 
 _DRAIN_POLL_SECONDS = 0.2
 _LAST_WORDS_SECONDS = 1.0  # for the last answers to get from this process to Triton
@@ -45,12 +39,13 @@ class TritonPythonModel:
         if args["model_instance_kind"] == "GPU" and parameters.get("device", "") in ("", "auto"):
             parameters["device"] = f"cuda:{args['model_instance_device_id']}"
         settings = EngineSettings.from_parameters(parameters)
-        self._limits = settings.limits
         self._drain_timeout = settings.drain.drain_timeout
         self._finalizing = threading.Event()
         self._drain_file = DrainFile(Path(settings.drain.drain_file)) if settings.drain.drain_file else None
+        self._journal = Journal(make_tellers(settings))
         self._service = build_service(settings, on_failure=self._leave)
-        self._export = MetricsExport(self._service.engine.metrics, instance=args["model_instance_name"])
+        self._reception = Reception(self._service, settings.limits, on_end=self._tell)
+        self._export = MetricsExport(self._service.engine.metrics, engine=args["model_instance_name"])
         if self._drain_file is not None:
             threading.Thread(target=self._drain_when_asked, name="orthrus-drain", daemon=True).start()
 
@@ -59,18 +54,9 @@ class TritonPythonModel:
         return self._service.engine.alive
 
     def execute(self, requests: Sequence[Any]) -> None:
-        """Accept requests; their answers come later."""
+        """Accept requests; their answers come later, from the engine's delivery thread."""
         for request in requests:
-            responder = Responder(request)
-            try:
-                self._accept(request, responder)
-            except ValueError as error:
-                responder.fail(str(error), "INVALID_ARG")
-            except (EngineClosedError, QueueFullError) as error:
-                responder.fail(str(error), "UNAVAILABLE")
-            except Exception as error:
-                _log.exception("a request could not be read")
-                responder.fail(f"internal error: {error}", "INTERNAL")
+            self._reception.receive(request)
 
     def finalize(self) -> None:
         """Finish what runs, within the time that is given for it, and let go of everything of Triton's.
@@ -81,6 +67,7 @@ class TritonPythonModel:
         self._service.close(self._drain_timeout)
         self._export.close()
         del self._export
+        self._journal.close()
 
     def _drain_when_asked(self) -> None:
         assert self._drain_file is not None
@@ -95,57 +82,11 @@ class TritonPythonModel:
         """End this process: Triton has no word for a model that cannot work any more, but it notices a dead one."""
         _log.error("the engine cannot go on; its process ends")
         self._export.close()
+        self._journal.close()
         time.sleep(_LAST_WORDS_SECONDS)
         os._exit(1)
 
-    def _accept(self, request: Any, responder: Responder) -> None:
-        arrival, timeout = time.monotonic(), read_timeout(request) or self._limits.default_timeout
-        if (size := request_bytes(request)) > self._limits.max_request_bytes:
-            limit = self._limits.max_request_bytes
-            raise ValueError(f"the request has {size} bytes; the limit is {limit} (max_request_bytes)")
-        call = read_call(request)
-        accepted: Sequence[Request]
-        match call:
-            case StopCall():
-                self._stop(request.request_id(), responder)
-                return
-            case GenerateCall():
-                accepted = self._generations(call, request.request_id(), responder)
-            case EmbedCall():
-                accepted = self._embeddings(call, request.request_id(), responder)
-        for each in accepted:
-            each.call = responder.call
-            each.deadline = arrival + timeout if timeout else None
-        self._service.engine.submit(accepted)
-
-    def _generations(self, call: GenerateCall, request_id: str, responder: Responder) -> Sequence[GenerateRequest]:
-        self._service.engine.check_room(Kind.GENERATE, call.params.n)
-        needs_logprobs = bool(call.extras & {"cumulative_logprob", "logprobs"})
-        accepted = self._service.intake.generate.continuations(
-            call.prompt, call.params, request_id=request_id, needs_logprobs=needs_logprobs
-        )
-        reply = GenerateReply(responder, call, self._service.tokenization, accepted)
-        for generation in accepted:
-            generation.reply = reply
-        return accepted
-
-    def _embeddings(self, call: EmbedCall, request_id: str, responder: Responder) -> Sequence[EmbedRequest]:
-        if len(call.texts) > (limit := self._limits.max_texts_per_request):
-            raise ValueError(f"{len(call.texts)} texts in one request; the limit is {limit} (max_texts_per_request)")
-        self._service.engine.check_room(Kind.EMBED, len(call.texts))
-        accepted = []
-        for position, text in enumerate(call.texts):
-            try:
-                accepted.append(self._service.intake.embed(text, call.params, request_id=request_id))
-            except ValueError as error:
-                raise ValueError(f"text {position}: {error}" if len(call.texts) > 1 else str(error)) from error
-        reply = EmbedReply(responder, call, accepted)
-        for embedding in accepted:
-            embedding.reply = reply
-        return accepted
-
-    def _stop(self, request_id: str, responder: Responder) -> None:
-        if not request_id:
-            raise ValueError("stop: the id of the request to cancel is needed as this request's id")
-        self._service.engine.cancel_id(request_id)
-        acknowledge(responder)
+    def _tell(self, record: Record) -> None:
+        if not record.requests:
+            count_turned_away(self._service.engine.metrics, record.kind, record.end)
+        self._journal.put(record)

@@ -17,6 +17,7 @@ import triton_python_backend_utils as pb_utils
 from orthrus_backend.triton.parameters import CALL, read_keys, read_timeout
 from orthrus_backend.triton.parent import end_with_parent
 from orthrus_backend.triton.responder import Responder, split_code
+from orthrus_backend.triton.trace_context import trace_context
 
 _BACKEND = "orthrus"
 _MAX_WAITING = 512  # calls that wait for the backend at once; each one holds a sleeping thread
@@ -36,7 +37,7 @@ class _Call:
         self._request_id = request.request_id()
         self._timeout = read_timeout(request)
         self._received = time.monotonic()
-        self._parameters = _for_triton(read_keys(request)) | {CALL: self.id}
+        self._parameters = _for_triton(read_keys(request)) | {**trace_context(request), CALL: self.id}
         self._inputs, self._outputs = _tensors(request)
 
     def forwarded(self) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from orthrus_backend.params import EmbeddingParams, SamplingParams
+from orthrus_backend.request import Kind
 from orthrus_backend.triton.parameters import read_keys
 from orthrus_backend.validation import shown
 
@@ -35,6 +36,11 @@ class GenerateCall:
     stream: bool
     prefix: str
     extras: frozenset[str]
+
+    @property
+    def is_chat(self) -> bool:
+        """Whether the prompt is a conversation."""
+        return not isinstance(self.prompt, str) and isinstance(self.prompt[0], Mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +90,12 @@ def _refuse(request: Any, names: Sequence[str], beside: str) -> None:
     for name in names:
         if _tensor(request, name) is not None:
             raise ValueError(f"{name} does not go with {beside}")
+
+
+def asked_kind(request: Any) -> Kind:
+    """Which kind of work is asked for, as far as it can be told of a request that may be faulty."""
+    embeds = _tensor(request, "embedding_request") is not None or _text(request, "task") == "embed"
+    return Kind.EMBED if embeds else Kind.GENERATE
 
 
 def _generate(request: Any) -> GenerateCall:

@@ -16,14 +16,20 @@ _log = logging.getLogger(__name__)
 
 
 class MetricsExport:
-    """Keeps Triton's metrics equal to the engine's. `instance` labels every metric, since instances share names."""
+    """Keeps Triton's metrics equal to the engine's.
 
-    def __init__(self, metrics: Metrics, instance: str) -> None:
+    Every metric carries the label `engine`, since the engines of a server share its endpoint. It is not called
+    `instance`, as Triton calls an engine, because Prometheus gives that name to the server.
+    """
+
+    def __init__(self, metrics: Metrics, engine: str) -> None:
         self._metrics = metrics
-        self._instance = instance
+        self._engine = engine
         self._families = {family.name: (family, _triton_family(family)) for family in FAMILIES}
         self._series: dict[tuple[str, Labels], Any] = {}
         self._published: dict[tuple[str, Labels], float] = {}
+        for key in metrics.histograms:
+            self._series_of(*key)
         self._closing = threading.Event()
         self._publish()
         self._thread = threading.Thread(target=self._run, name="orthrus-metrics", daemon=True)
@@ -57,7 +63,7 @@ class MetricsExport:
     def _series_of(self, name: str, labels: Labels) -> Any:
         if (name, labels) not in self._series:
             family, triton_family = self._families[name]
-            keywords: dict[str, Any] = {"labels": {**dict(labels), "instance": self._instance}}
+            keywords: dict[str, Any] = {"labels": {**dict(labels), "engine": self._engine}}
             if family.type == "histogram":
                 keywords["buckets"] = list(family.buckets)
             self._series[name, labels] = triton_family.Metric(**keywords)

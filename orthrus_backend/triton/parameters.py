@@ -6,10 +6,11 @@ Triton's HTTP generate endpoints leave everything among the parameters, other pr
 import json
 from typing import Any
 
+from orthrus_backend.triton.trace_context import TRACE_KEYS
 from orthrus_backend.validation import shown
 
 CALL = "orthrus_call"  # an id that no other call has, given to a copy of a request that is passed on inside Triton
-_NO_KEYS = ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CALL)
+_NO_KEYS = ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CALL, *TRACE_KEYS)
 
 
 def read_timeout(request: Any) -> float | None:

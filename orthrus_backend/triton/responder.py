@@ -1,7 +1,7 @@
 """One Triton request's way back: data, errors, and exactly one FINAL. Knows no contract and no engine."""
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import triton_python_backend_utils as pb_utils
@@ -21,7 +21,9 @@ _PREFIXES: dict[ErrorCode, str] = {
 class Responder:
     """Sends the responses of one request; closed by its FINAL. May be used from several threads."""
 
-    def __init__(self, request: Any) -> None:
+    def __init__(self, request: Any, on_final: Callable[[str], None] = lambda code: None) -> None:
+        """`on_final` is called once, when FINAL was sent, with the code of the error that it was or an empty string."""
+        self._on_final = on_final
         self._sender = request.get_response_sender()
         self._lock = threading.Lock()
         try:
@@ -53,13 +55,17 @@ class Responder:
         message = f"{code}: {message}" if self.call else _PREFIXES.get(code, "") + message
         known = "CANCELLED" if code == "DEADLINE_EXCEEDED" else code
         error = pb_utils.TritonError(message, getattr(pb_utils.TritonError, known))
-        self._respond(pb_utils.InferenceResponse(error=error), final=True)
+        self._respond(pb_utils.InferenceResponse(error=error), final=True, code=code)
 
-    def _respond(self, response: Any, final: bool) -> None:
-        with self._lock:
-            assert self._open, "a response after FINAL"
-            self._open = not final
-            self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+    def _respond(self, response: Any, final: bool, code: str = "") -> None:
+        try:
+            with self._lock:
+                assert self._open, "a response after FINAL"
+                self._open = not final
+                self._sender.send(response, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL if final else 0)
+        finally:
+            if final:
+                self._on_final(code)
 
 
 def split_code(message: str) -> tuple[str, ErrorCode]:

@@ -1,0 +1,1 @@
+"""What is told about single calls: a line in a log, spans of a trace."""
