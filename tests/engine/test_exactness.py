@@ -61,7 +61,7 @@ def test_mixed_batches_equal_the_models_own_code(family: str) -> None:
         assert results[request] == plain_greedy(model, ids, 12)
 
 
-@pytest.mark.parametrize("chunk", [1, 7, 16, 64, 0])
+@pytest.mark.parametrize("chunk", [1, 7, 16, 17, 64, 0])
 @pytest.mark.parametrize("pooling", ["mean", "weighted_mean", "cls", "last"])
 def test_no_chunk_size_changes_a_vector(pooling: str, chunk: int) -> None:
     model = backbone()
@@ -72,6 +72,25 @@ def test_no_chunk_size_changes_a_vector(pooling: str, chunk: int) -> None:
     for request, ids in zip(requests, texts, strict=True):
         expected = plain_pool(plain_hidden(model, ids), pooling)
         np.testing.assert_allclose(results[request], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@pytest.mark.parametrize("company", ["nobody", "a text of 500 tokens", "eight decodes"])
+def test_no_company_changes_a_vector(company: str) -> None:
+    model = backbone()
+    bench, ids = Bench(model, chunk_size=7), random_ids(60, seed=1)
+    if company == "a text of 500 tokens":
+        bench.scheduler.add(embed(random_ids(500, seed=2)))
+        bench.step()
+    elif company == "eight decodes":
+        for n in range(8):
+            bench.scheduler.add(generate(random_ids(5 + 9 * n, seed=n), 20))
+        while len(bench.scheduler.running) < 8:
+            bench.step()
+    text = embed(ids)
+    vector = bench.run([text])[text]
+    expected = plain_pool(plain_hidden(model, ids), "mean")
+    np.testing.assert_allclose(vector, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    assert ("mixed" in bench.compositions) == (company == "eight decodes")
 
 
 @pytest.mark.parametrize("length", [15, 16, 17, 31, 32, 33])

@@ -267,6 +267,18 @@ def test_what_never_fits_is_refused_and_the_next_one_runs(tokens: int, max_token
     assert small.outcome is Outcome.LENGTH
 
 
+def test_a_text_that_never_fits_is_refused_and_the_next_one_runs() -> None:
+    sched = scheduler(num_blocks=8, block_size=16)
+    with pytest.raises(ValueError, match="prompt 129 needs .* the limit is 128"):
+        sched.check_admissible(embed(129))
+    for text in (embed(128), embed(5)):
+        sched.check_admissible(text)
+        sched.add(text)
+    while sched.has_work:
+        run_step(sched)
+    assert text.outcome is Outcome.EMBEDDED
+
+
 def test_cancelling_gives_all_blocks_back_wherever_a_request_stands() -> None:
     sched = scheduler(max_running=2)
     decoding, waiting, chunked = generate(4, 50), generate(60, 5), embed(200)
