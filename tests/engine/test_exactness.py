@@ -6,10 +6,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, models
 
+from orthrus_backend.detokenize import Detokenizer
 from orthrus_backend.model import Backbone
+from orthrus_backend.request import Outcome
 from tests.engine.test_stateful import adapter
-from tests.engine.tiny import Bench, backbone, configs, embed, generate, random_ids
+from tests.engine.tiny import VOCABULARY, Bench, backbone, configs, embed, generate, random_ids
 
 FAMILIES = sorted(configs())
 
@@ -129,6 +132,24 @@ def test_preempted_requests_end_as_if_nothing_had_happened() -> None:
     results = bench.run(requests)
     assert bench.scheduler.preemptions > 0
     assert [results[request] for request in requests] == alone
+
+
+@pytest.mark.parametrize("produced", [1, 4, 5, 6])
+def test_a_preemption_inside_a_stop_string_changes_no_text(produced: int) -> None:
+    model, ids = backbone(), random_ids(20, seed=1)
+    words = Tokenizer(models.WordLevel({f"w{n}": n for n in range(VOCABULARY)}, unk_token="w0"))
+    expected = words.decode(plain_greedy(model, ids, 9)).split()
+    bench, request = Bench(model), generate(ids, 9)
+    request.text = Detokenizer(words, [" ".join(expected[4:7])])
+    bench.scheduler.add(request)
+    pieces = []
+    while request.produced < produced:
+        pieces += bench.step()
+    bench.scheduler._preempt(request)
+    while bench.scheduler.has_work:
+        pieces += bench.step()
+    assert "".join(piece.text for piece in pieces) == " ".join(expected[:4]) + " "
+    assert (request.outcome, request.produced) == (Outcome.STOP, 7)
 
 
 def test_a_preempted_embedding_counts_every_token_once() -> None:
