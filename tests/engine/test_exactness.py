@@ -1,17 +1,15 @@
 """Every answer is the one that the model's own code gives to the request alone, whatever shares the batch."""
 
-from collections.abc import Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, models
 
+from orthrus_backend.adapters import Adapter
 from orthrus_backend.detokenize import Detokenizer
 from orthrus_backend.model import Backbone
 from orthrus_backend.request import Outcome
-from tests.engine.test_stateful import adapter
+from tests.engine.test_stateful import adapter, layers
 from tests.engine.tiny import VOCABULARY, Bench, backbone, configs, embed, generate, random_ids
 
 FAMILIES = sorted(configs())
@@ -185,28 +183,46 @@ def test_half_precision_is_finite_and_close(dtype: torch.dtype) -> None:
     assert cosine > 0.999
 
 
-def test_two_adapters_and_the_base_share_a_batch_each_as_alone() -> None:
+def merged(version: int) -> Backbone:
+    """The model of `backbone()` with an adapter added to its weights."""
     model = backbone()
+    with torch.no_grad():
+        for name, factors in layers(version).items():
+            model.model.get_submodule(name).weight += factors.b @ factors.a
+    return model
+
+
+@pytest.mark.parametrize(("budget", "chunk"), [(40, 16), (512, 256)])
+def test_two_adapters_and_the_base_share_a_batch_each_as_alone(budget: int, chunk: int) -> None:
+    bench = Bench(backbone(), token_budget=budget, chunk_size=chunk)
+    a, b = Adapter("A", layers(0)), Adapter("B", layers(1))
     ids = [random_ids(n, seed=n) for n in (30, 31, 70, 71)]
+    generates = [generate(ids[0], adapter=a), generate(ids[1]), generate(ids[0]), generate(ids[1], adapter=b)]
+    embeds = [embed(ids[2], adapter=b), embed(ids[3]), embed(ids[2]), embed(ids[3], adapter=a)]
+    results = bench.run([*generates, *embeds])
+    if chunk == 256:
+        assert bench.compositions == ["mixed", *["generate"] * 11]  # all began in the first step
+    alone = {None: backbone(), a: merged(0), b: merged(1)}
+    for request in generates:
+        prompt = request.tokens[: request.prompt_length]
+        assert results[request] == plain_greedy(alone[request.adapter], prompt, 12), request.adapter
+    for text in embeds:
+        expected = plain_pool(plain_hidden(alone[text.adapter], text.tokens), "mean")
+        np.testing.assert_allclose(results[text], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+    after = generate(ids[0])
+    assert bench.run([after])[after] == results[generates[2]] != results[generates[0]]
 
-    def run(chosen: Sequence[int]) -> list[Any]:
-        bench = Bench(model, token_budget=40, chunk_size=16)
-        questions = [
-            generate(ids[0], adapter=adapter(0)),
-            generate(ids[1]),
-            embed(ids[2], adapter=adapter(1)),
-            embed(ids[3]),
-            generate(ids[0]),  # the base, after and beside A
-            embed(ids[2]),
-        ]
-        asked = [questions[n] for n in chosen]
-        results = bench.run(asked)
-        return [results[request] for request in asked]
 
-    together, alone = run(range(6)), [run([n])[0] for n in range(6)]
-    for n in (0, 1, 4):
-        assert together[n] == alone[n]
-    for n in (2, 3, 5):
-        np.testing.assert_allclose(together[n], alone[n], rtol=0, atol=1e-5 * np.abs(alone[n]).max())
-    assert together[0] != together[4] == plain_greedy(model, ids[0], 12)
-    assert not np.allclose(together[2], together[5], rtol=0.1)
+def test_a_reloaded_adapter_shares_nothing_with_the_one_before() -> None:
+    bench, ids = Bench(backbone(), num_blocks=8), random_ids(40, seed=1)
+    answers = []
+    for version in (0, 1, 0):
+        loaded = adapter(version)  # always under the same name
+        request, text = generate(ids, adapter=loaded), embed(ids, adapter=loaded)
+        results = bench.run([request, text])
+        alone = merged(version)
+        assert results[request] == plain_greedy(alone, ids, 12)
+        expected = plain_pool(plain_hidden(alone, ids), "mean")
+        np.testing.assert_allclose(results[text], expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+        answers.append(results[request])
+    assert answers[0] == answers[2] != answers[1]
