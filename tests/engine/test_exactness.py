@@ -103,12 +103,13 @@ def test_block_borders_make_no_difference(length: int) -> None:
     assert results[twice[0]] == results[twice[1]] == plain_greedy(model, ids, 12)
 
 
+@pytest.mark.parametrize("chunk", [3, 64])
 @pytest.mark.parametrize("length", [5, 8, 9, 40])
-def test_a_sliding_window_slides_through_prefill_and_decode(length: int) -> None:
+def test_a_sliding_window_slides_through_prefill_and_decode(length: int, chunk: int) -> None:
     model = backbone("mistral")
     ids = random_ids(length, seed=length)
     request = generate(ids, max_tokens=20)
-    results = Bench(model, token_budget=4, chunk_size=3, max_running=2).run([request])
+    results = Bench(model, token_budget=chunk + 1, chunk_size=chunk, max_running=2).run([request])
     assert results[request] == plain_greedy(model, ids, 20)
 
 

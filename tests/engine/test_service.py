@@ -190,6 +190,15 @@ def test_out_of_vocabulary_ids_are_refused_and_neighbours_finish(service: Servic
     assert inbox.outcome() is Outcome.LENGTH
 
 
+def test_an_unknown_adapter_is_refused_by_name(service: Service) -> None:
+    for intake, params in (
+        (service.intake.generate, SamplingParams(adapter="nobody")),
+        (service.intake.embed, EmbeddingParams(adapter="nobody")),
+    ):
+        with pytest.raises(ValueError, match="unknown adapter 'nobody'; loaded: none"):
+            intake("w20", params)
+
+
 def test_chat_ids_are_the_templates_with_one_bos(service: Service, folder: Path) -> None:
     messages = [{"role": "user", "content": "w30 w31"}, {"role": "assistant", "content": "w40"}]
     tokenizer = AutoTokenizer.from_pretrained(folder)
