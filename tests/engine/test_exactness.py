@@ -196,14 +196,15 @@ def merged(version: int) -> Backbone:
 @pytest.mark.parametrize(("budget", "chunk"), [(40, 16), (512, 256)])
 def test_two_adapters_and_the_base_share_a_batch_each_as_alone(budget: int, chunk: int) -> None:
     bench = Bench(backbone(), token_budget=budget, chunk_size=chunk)
-    a, b = Adapter("A", layers(0)), Adapter("B", layers(1))
+    a, b, newer = Adapter("A", layers(0)), Adapter("B", layers(1)), Adapter("A", layers(1))
     ids = [random_ids(n, seed=n) for n in (30, 31, 70, 71)]
     generates = [generate(ids[0], adapter=a), generate(ids[1]), generate(ids[0]), generate(ids[1], adapter=b)]
     embeds = [embed(ids[2], adapter=b), embed(ids[3]), embed(ids[2]), embed(ids[3], adapter=a)]
+    embeds.append(embed(ids[2], adapter=newer))  # beside the rows of the one that had its name
     results = bench.run([*generates, *embeds])
     if chunk == 256:
         assert bench.compositions == ["mixed", *["generate"] * 11]  # all began in the first step
-    alone = {None: backbone(), a: merged(0), b: merged(1)}
+    alone = {None: backbone(), a: merged(0), b: merged(1), newer: merged(1)}
     for request in generates:
         prompt = request.tokens[: request.prompt_length]
         assert results[request] == plain_greedy(alone[request.adapter], prompt, 12), request.adapter
