@@ -146,7 +146,9 @@ def test_random_ids_of_the_default_model(real: Tokenizer, ids: list[int]) -> Non
     check(real, ids)
 
 
-@pytest.mark.parametrize("text", [*CORPUS, "😀" * 30, "你好世界。" * 20, "a\N{REPLACEMENT CHARACTER}b"])
+@pytest.mark.parametrize(
+    "text", [*CORPUS, "😀" * 30, "𓀀" * 12, "a𓀀" * 12, "你好世界。" * 20, "a\N{REPLACEMENT CHARACTER}b"]
+)
 def test_real_text_of_the_default_model(real: Tokenizer, text: str) -> None:
     ids = real.encode(text, add_special_tokens=False).ids
     deltas, *_ = stream(Detokenizer(real), ids)

@@ -209,16 +209,17 @@ def test_a_prompt_stays_out_of_pooling_also_after_truncation(tmp_path: Path, spe
             embed(service, ["a"], instruction="many words before it " * 10, truncate="end")
 
 
-def test_an_end_token_that_transformers_forgets_is_appended(tmp_path: Path) -> None:
-    forgetful = build(tmp_path / "bos", "lasttoken", special="bos", max_seq_length=10)
-    change(forgetful / "tokenizer_config.json", add_eos_token=True, tokenizer_class="LlamaTokenizer")
-    model = reference(build(tmp_path / "both", "lasttoken", special="both", max_seq_length=10))
-    with serving(forgetful) as service:
+@pytest.mark.parametrize("special", ["bos", "both"])
+def test_an_end_token_that_transformers_forgets_is_appended_once(tmp_path: Path, special: str) -> None:
+    folder = build(tmp_path / special, "lasttoken", special=special, max_seq_length=10)
+    change(folder / "tokenizer_config.json", add_eos_token=True, tokenizer_class="LlamaTokenizer")
+    model = reference(build(tmp_path / "reference", "lasttoken", special="both", max_seq_length=10))
+    with serving(folder) as service:
         for text in TEXTS:
             request = service.intake.embed(text, EmbeddingParams(truncate="end"))
             assert request.tokens == reference_ids(model, text)
         assert_equal(embed(service, TEXTS, truncate="end"), model.encode(list(TEXTS)))
-        assert service.tokenization.encode("a")[-1] != 2  # generation goes on as before
+        assert (service.tokenization.encode("a")[-1] == 2) == (special == "both")  # generation goes on as before
 
 
 def test_lower_case_is_for_embeddings_only(tmp_path: Path) -> None:

@@ -119,6 +119,38 @@ def test_cancelling_answers_once_and_frees_everything() -> None:
     assert bench.scheduler.pool.used == 0
 
 
+def test_a_cancel_in_the_step_that_finishes_comes_too_late() -> None:
+    requests = [generate(random_ids(9, 1), 2), embed(random_ids(75, 2))]  # two steps each
+
+    def cancel(step: int) -> None:
+        if step == 2:
+            for request in [*requests, *requests]:
+                engine.cancel(request)
+
+    engine, bench = started(cancel)
+    inboxes = send(engine, *requests)
+    assert [inbox.outcome() for inbox in inboxes] == [Outcome.LENGTH, Outcome.EMBEDDED]
+    engine.close()
+    assert [inbox.aborted for inbox in inboxes] == ["", ""]
+    assert totals(engine) == (2, 2)
+    assert bench.scheduler.pool.used == 0
+
+
+def test_live_cached_and_free_blocks_are_reported_apart() -> None:
+    seen = []
+
+    def look(step: int) -> None:
+        gauges = engine.metrics.gauges
+        seen.append([gauges["orthrus_kv_blocks", (("state", state),)] for state in ("used", "cached", "free")])
+
+    engine, _ = started(look, num_blocks=8)
+    (inbox,) = send(engine, generate(random_ids(20, 1), 5))  # two blocks of 16 from first to last
+    assert inbox.outcome() is Outcome.LENGTH
+    engine.close()
+    look(6)
+    assert seen == [[0, 0, 8], *[[2, 0, 6]] * 4, [0, 0, 8]]
+
+
 def test_a_receiver_that_has_gone_cancels_its_request() -> None:
     engine, bench = started(lambda step: time.sleep(0.01))
     (inbox,) = send(engine, generate(random_ids(9, 1), 400))

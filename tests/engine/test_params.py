@@ -18,10 +18,10 @@ SAMPLING_FAULTS: list[tuple[str, Any]] = [
     *[("seed", value) for value in (2**64, -(2**63) - 1, "x", False)],
     *[("n", value) for value in (0, -1, 17)],
     *[("stop", value) for value in ([""], "", ["x"] * 17, 3)],
-    *[("stop_token_ids", value) for value in ([-1], 3, ["x"])],
+    *[("stop_token_ids", value) for value in ([-1], 3, ["x"], [1] * 1025)],
     *[("repetition_penalty", value) for value in (0, -1, 101, math.inf)],
     *[(name, value) for name in ("presence_penalty", "frequency_penalty") for value in (-2.1, 2.1, math.nan)],
-    *[("logit_bias", value) for value in ({"3": 101}, {"3": -101}, {"x": 1}, [1])],
+    *[("logit_bias", value) for value in ({"3": 101}, {"3": -101}, {"x": 1}, [1], dict.fromkeys(range(1025), 1))],
     *[("bad_words", value) for value in ([""], 3, ["x"] * 129, ["x" * 1001])],
     *[("logprobs", value) for value in (-1, 21)],
     *[("adapter", value) for value in ("", 3)],
@@ -29,7 +29,35 @@ SAMPLING_FAULTS: list[tuple[str, Any]] = [
 ]
 EMBEDDING_FAULTS: list[tuple[str, Any]] = [
     *[("dimensions", value) for value in (0, -1, 1.5, True)],
-    *[("pooling", "median"), ("truncate", "middle"), ("normalize", "perhaps"), ("adapter", ""), ("no_such_key", 1)],
+    *[("pooling", value) for value in ("median", [], ["mean"] * 7)],
+    *[("truncate", "middle"), ("normalize", "perhaps"), ("adapter", ""), ("no_such_key", 1)],
+]
+
+EDGES: list[dict[str, Any]] = [
+    {
+        "n": 16,
+        "temperature": 100,
+        "min_p": 1,
+        "logprobs": 20,
+        "seed": 2**64 - 1,
+        "repetition_penalty": 100,
+        "presence_penalty": -2,
+        "frequency_penalty": -2,
+        "stop": ("x" * 1000,) * 16,
+        "bad_words": ("x",) * 128,
+        "stop_token_ids": (0,) * 1024,
+        "logit_bias": dict.fromkeys(range(1024), 100),
+    },
+    {
+        "min_tokens": 0,
+        "top_p": 1e-6,
+        "logprobs": 0,
+        "seed": -(2**63),
+        "repetition_penalty": 1e-6,
+        "presence_penalty": 2,
+        "frequency_penalty": 2,
+        "logit_bias": {0: -100},
+    },
 ]
 
 
@@ -66,6 +94,8 @@ def test_numbers_may_come_as_text_and_the_edges_are_inside() -> None:
     assert SamplingParams.parse(json.dumps(text)) == SamplingParams(
         max_tokens=1, temperature=0, top_p=1, top_k=-1, min_p=0, seed=7
     )
-    edges = {"n": 16, "temperature": 100, "min_p": 1, "logprobs": 20, "seed": 2**64 - 1, "presence_penalty": -2}
-    assert SamplingParams.from_mapping(edges).n == 16
+    for edges in EDGES:
+        assert SamplingParams.from_mapping(edges).model_dump(include=edges.keys()) == edges
+    for modes in (("last",), ("mean",) * 6):
+        assert EmbeddingParams(pooling=modes, dimensions=1, adapter="a").pooling == modes
     assert SamplingParams.from_mapping({"lora_name": "a"}).adapter == "a"

@@ -145,8 +145,13 @@ def test_greedy_is_the_first_maximum(dtype: torch.dtype, vocab: int) -> None:
 @pytest.mark.parametrize("temperature", [0, 1e-6, 1e-5, 1e-4, 1e-3])
 def test_cold_rows_are_greedy_beside_a_drawn_row(temperature: float) -> None:
     logits = random_logits(2)
-    cold, drawn = request(temperature=temperature), request(top_p=0.5, seed=1)
-    assert choose(logits, cold, drawn)[0] == choose(logits[:1], cold)[0] == logits[0].argmax()
+    logits[0, 5], logits[0, 30] = 20 - 2**-19, 20  # neighbours in float32: a draw would take either
+    for seed in range(8):
+        cold, drawn = request(temperature=temperature, seed=seed), request(top_p=0.5, seed=seed, logprobs=3)
+        first, second = Sampler(VOCAB).sample(logits, [cold, drawn])
+        assert first.token == choose(logits[:1], cold)[0] == 30
+        assert second.token == choose(logits[1:], drawn)[0]
+        assert all(math.isfinite(value) for value in (second.logprob, *(value for _, value in second.top)))
 
 
 @pytest.mark.parametrize("params", [{}, {"top_p": 0.9}, {"top_k": 5}, {"min_p": 0.1}, {"repetition_penalty": 1.2}])
@@ -231,6 +236,18 @@ def test_penalties_count_prompt_and_output_as_they_should() -> None:
     assert choose(logits, request(**in_output, temperature=0, presence_penalty=1)) == [1]
     assert choose(logits, request(**in_prompt, temperature=0, frequency_penalty=1)) == [2]
     assert choose(logits, request(**in_output, temperature=0, frequency_penalty=1)) == [1]
+    assert choose(logits, request(**in_output, temperature=0, repetition_penalty=2)) == [1]
+    twice = {"prompt": [0], "output": [2, 2]}  # 1.2 - 0.08 is above 1.1, 1.2 - 2 * 0.08 is not
+    assert choose(logits, request(**twice, temperature=0, presence_penalty=0.08)) == [2]
+    assert choose(logits, request(**twice, temperature=0, frequency_penalty=0.08)) == [1]
+
+
+@pytest.mark.parametrize("penalty", [{"repetition_penalty": 2}, {"presence_penalty": 1}, {"frequency_penalty": 1}])
+def test_penalties_are_those_of_the_rows_own_tokens(penalty: dict[str, float]) -> None:
+    logits = torch.tensor([[1.2, 1.0, 1.1]]).repeat(3, 1)  # id 0, as a padding would be, is the likeliest
+    long, short, other = ([1], [1] * 9), ([2], [2]), ([0], [0, 0])
+    rows = [request(*tokens, temperature=0, **penalty) for tokens in (long, short, other)]
+    assert choose(logits, *rows) == [0, 0, 2]
 
 
 def test_bad_words_are_banned_only_after_their_beginning() -> None:

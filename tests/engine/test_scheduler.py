@@ -267,16 +267,32 @@ def test_what_never_fits_is_refused_and_the_next_one_runs(tokens: int, max_token
     assert small.outcome is Outcome.LENGTH
 
 
+def test_a_text_that_never_fits_is_refused_and_the_next_one_runs() -> None:
+    sched = scheduler(num_blocks=8, block_size=16)
+    with pytest.raises(ValueError, match=r"prompt 129 needs .* the limit is 128"):
+        sched.check_admissible(embed(129))
+    for text in (embed(128), embed(5)):
+        sched.check_admissible(text)
+        sched.add(text)
+    while sched.has_work:
+        run_step(sched)
+    assert text.outcome is Outcome.EMBEDDED
+
+
 def test_cancelling_gives_all_blocks_back_wherever_a_request_stands() -> None:
     sched = scheduler(max_running=2)
-    decoding, waiting, chunked = generate(4, 50), generate(60, 5), embed(200)
-    for request in (decoding, chunked, waiting):
+    decoding, chunked, prefilling = generate(4, 50), embed(200), generate(60, 5)
+    waiting = [embed(20), generate(20, 5)]
+    requests = [decoding, chunked, prefilling, *waiting]
+    for request in requests:
         sched.add(request)
     run_step(sched)
     run_step(sched)
     assert decoding.produced
     assert 0 < chunked.computed < 200
-    for request in (decoding, waiting, chunked):
+    assert 0 < prefilling.computed < 60
+    assert not any(request.computed for request in waiting)
+    for request in (*waiting, decoding, prefilling, chunked):
         assert sched.end(request, Outcome.CANCELLED) is not None
         assert sched.end(request, Outcome.CANCELLED) is None
         sched.check_integrity()

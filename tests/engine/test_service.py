@@ -92,6 +92,20 @@ def test_max_tokens_gives_exactly_that_many(service: Service, max_tokens: int) -
     assert (len(ids), outcome) == (max_tokens, Outcome.LENGTH)
 
 
+def test_a_stop_string_is_left_out_or_kept_and_what_was_held_for_it_flushed(service: Service) -> None:
+    ids, text, _ = ask(service, words(5), max_tokens=6, ignore_eos=True)
+    first, second, *_, last = text.split()
+    assert len(ids) == 6
+    ended = {"max_tokens": 6, "ignore_eos": True, "stop": ["never said", f"{first} {second}"]}
+    assert ask(service, words(5), **ended) == (ids[:2], "", Outcome.STOP)
+    kept = ask(service, words(5), **ended, include_stop_str_in_output=True)
+    assert kept == (ids[:2], f"{first} {second}", Outcome.STOP)
+    held = {"stop": [f"{last} and never this"]}
+    assert ask(service, words(5), max_tokens=6, ignore_eos=True, **held) == (ids, text, Outcome.LENGTH)
+    at_eos = ask(service, words(5), max_tokens=9, min_tokens=6, logit_bias={EOS[0]: 100}, **held)
+    assert at_eos == ([*ids, EOS[0]], text, Outcome.STOP)
+
+
 def test_an_empty_prompt_is_refused_with_a_bos_too_and_the_next_one_runs(service: Service) -> None:
     for empty in ("", []):
         with pytest.raises(ValueError, match="empty"):
@@ -174,6 +188,15 @@ def test_out_of_vocabulary_ids_are_refused_and_neighbours_finish(service: Servic
         with pytest.raises(ValueError, match=f"{next(iter(params))}: token id {VOCABULARY} is outside the vocabulary"):
             service.intake.generate(words(5), SamplingParams.from_mapping(params))
     assert inbox.outcome() is Outcome.LENGTH
+
+
+def test_an_unknown_adapter_is_refused_by_name(service: Service) -> None:
+    for intake, params in (
+        (service.intake.generate, SamplingParams(adapter="nobody")),
+        (service.intake.embed, EmbeddingParams(adapter="nobody")),
+    ):
+        with pytest.raises(ValueError, match="unknown adapter 'nobody'; loaded: none"):
+            intake("w20", params)
 
 
 def test_chat_ids_are_the_templates_with_one_bos(service: Service, folder: Path) -> None:
