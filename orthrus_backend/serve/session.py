@@ -2,6 +2,7 @@
 
 import math
 import os
+import secrets
 import signal
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +28,8 @@ STOP_SECONDS = 2.0  # for unloading, on top of the time that requests get to fin
 OPEN_REQUESTS = ("orthrus_requests_running", "orthrus_requests_waiting")
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # bars are for a terminal, and the server writes into a pipe
 SHARED_MEMORY = Path("/dev/shm")
+# Triton's services that change the server or reach into its memory. Clients of Orthrus need none of them.
+CLOSED_SERVICES = "shared-memory,model-repository,trace,logging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,9 @@ class Session:
         for protocol, address in self.endpoints.as_dict().items():
             host, _, port = address.rpartition(":")
             arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
+        # Triton opens a restricted service to those who send a key; this one is told to nobody.
+        closed = f"{CLOSED_SERVICES}:orthrus-key={secrets.token_urlsafe()}"
+        arguments |= {"http-restricted-api": closed, "grpc-restricted-protocol": closed}
         # The configurations are complete: without this each model is imported twice.
         return ["--disable-auto-complete-config", *(f"--{name}={_written(value)}" for name, value in arguments.items())]
 
