@@ -152,6 +152,13 @@ class TestCompose:
         assert SERVICES[name]["shm_size"] == "1gb"
         assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) > DEFAULTS.drain_timeout + STOP_SECONDS
 
+    @pytest.mark.parametrize("name", ["server", "server-gpu", "gateway"])
+    def test_what_others_reach_can_change_nothing_outside(self, name: str) -> None:
+        service = SERVICES[name]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+
     def test_what_is_mounted_exists(self) -> None:
         mounted = [volume.split(":")[0] for service in SERVICES.values() for volume in service.get("volumes", [])]
         folders = [source for source in mounted if source.startswith(".")]
