@@ -1,5 +1,6 @@
 """docker/: what can be told without a container engine. `make docker-check` carries out a Dockerfile's steps."""
 
+import os
 import re
 import shlex
 import socket
@@ -113,6 +114,20 @@ class TestServers:
     def test_commands_in_the_text_are_ones_that_orthrus_takes(self, file: Path) -> None:
         for command in re.findall(r"`orthrus serve(?: ([^`]*))?`", file.read_text(encoding="utf-8")):
             SERVE.make_context("serve", shlex.split(command))
+
+
+GATEWAY = PROGRAMS / "orthrus-client"
+
+
+@pytest.mark.skipif(not GATEWAY.exists(), reason="the installed client has no commands")
+def test_the_gateway_takes_its_commands() -> None:
+    usage = subprocess.run(
+        [GATEWAY, "gateway", "--help"], capture_output=True, text=True, env=os.environ | {"COLUMNS": "200"}
+    )
+    commands = (image("Dockerfile.gateway").command, SERVICES["gateway"]["command"])
+    for command in commands:
+        assert list(command[:2]) == ["orthrus-client", "gateway"]
+        assert all(option.partition("=")[0] in usage.stdout for option in command[2:]), usage.stdout + usage.stderr
 
 
 class TestCompose:
