@@ -163,18 +163,27 @@ class Check:
         """The first process of the container, once the health check has passed."""
         self._say(f"HEALTHCHECK {json.dumps(health.command)}")
         deadline = time.monotonic() + health.start_period
+        answer = "nothing was asked"
         while True:
+            if time.monotonic() > deadline:
+                _fail(f"not healthy after {health.start_period:g} s: {answer}")
             if process.poll() is not None:
                 _fail(f"the command ended by itself with status {process.returncode}")
-            first = psutil.Process(process.pid).children()[0]
-            command = beside(first.pid, view.command(health.command, self._image.settings))
-            answer = subprocess.run(command, capture_output=True, text=True, timeout=health.timeout, check=False)
-            if answer.returncode == 0:
-                print(answer.stdout.strip(), flush=True)
-                return first
-            if time.monotonic() > deadline:
-                _fail(f"not healthy after {health.start_period:g} s: {answer.stdout}{answer.stderr}")
+            for first in psutil.Process(process.pid).children():  # one, once its namespaces are made
+                well, answer = self._ask(first, view, health)
+                if well:
+                    print(answer, flush=True)
+                    return first
             time.sleep(POLL_SECONDS)
+
+    def _ask(self, first: psutil.Process, view: Chroot, health: HealthCheck) -> tuple[bool, str]:
+        """Whether the container of the process `first` is well, and what its health check wrote."""
+        command = beside(first.pid, view.command(health.command, self._image.settings))
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=health.timeout, check=False)
+        except subprocess.TimeoutExpired:
+            return False, f"no answer of the health check within {health.timeout:g} s"
+        return done.returncode == 0, (done.stdout + done.stderr).strip()
 
     def _unprivileged(self, first: psutil.Process) -> None:
         wanted = tuple(map(int, self._image.settings.user.split(":")))
@@ -206,4 +215,6 @@ def _fail(message: str) -> NoReturn:
 
 
 if __name__ == "__main__":
-    typer.run(main)
+    app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+    app.command()(main)
+    app()
