@@ -3,6 +3,7 @@
 # make test    run the tests (ARGS="-k name" for some of them)
 # make lint    ruff and mypy
 # make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
+# make docker-check  carry out the steps of docker/Dockerfile.cpu in a Debian root, up to a served request (as root; minutes)
 # make clean   remove the virtual environment, caches and what builds leave
 #
 # Each makes .venv first, or brings it up to date, when a project file has changed. pip's own settings apply.
@@ -15,7 +16,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 ARGS ?=
 
-.PHONY: help demo serve test lint equivalence install clean
+.PHONY: help demo serve test lint equivalence docker-check install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -46,6 +47,9 @@ lint: $(INSTALLED)
 
 equivalence: $(INSTALLED)
 	$(BIN)/python -m tools.equivalence $(ARGS)
+
+docker-check: $(INSTALLED)
+	$(BIN)/python -m tools.docker_check $(ARGS)
 
 clean:
 	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis client/build client/*.egg-info

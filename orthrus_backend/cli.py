@@ -20,7 +20,7 @@ from orthrus_backend.serve.options import (
     model_parameter,
     settings_parameters,
 )
-from orthrus_backend.serve.ports import choose_endpoints
+from orthrus_backend.serve.ports import choose_endpoints, exposure
 from orthrus_backend.serve.process import ServerError
 from orthrus_backend.serve.session import LogLevel, Session
 
@@ -283,6 +283,8 @@ def serve(
         endpoints = choose_endpoints(host, http=http_port, grpc=grpc_port, metrics=metrics_port)
     except ValueError as error:
         _fail(str(error), status=2)
+    if exposed := exposure(endpoints):
+        typer.secho(f"warning: {exposed}", fg=typer.colors.YELLOW, err=True)
     session = Session(parameters, instances, endpoints, drain_timeout, start_timeout, log_level)
 
     def announce() -> None:

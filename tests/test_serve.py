@@ -22,7 +22,7 @@ from orthrus_backend.cli import app
 from orthrus_backend.serve import options
 from orthrus_backend.serve.layout import fill_in, lay_out, model_repository
 from orthrus_backend.serve.options import adapters_parameter, model_parameter
-from orthrus_backend.serve.ports import choose_endpoints
+from orthrus_backend.serve.ports import Endpoints, choose_endpoints, exposure
 from orthrus_backend.serve.server_log import ServerLog, failure
 from orthrus_backend.serve.triton_binary import find_triton
 from tests.serving import RunningServer, left_over, orthrus_serve, running
@@ -102,6 +102,21 @@ class TestPorts:
         port = int(choose_endpoints("127.0.0.1", http=0, grpc=0, metrics=0).http.rpartition(":")[2])
         with pytest.raises(ValueError, match="--metrics-port"):
             choose_endpoints("127.0.0.1", http=port, grpc=0, metrics=port)
+
+
+class TestExposure:
+    @pytest.mark.parametrize("host", ["127.0.0.1", "127.8.0.1", "localhost"])
+    def test_loopback_is_silent(self, host: str) -> None:
+        assert exposure(Endpoints(f"{host}:1", f"{host}:2", f"{host}:3")) == ""
+
+    def test_any_other_address_is_told_with_all_that_it_opens(self) -> None:
+        every_port_is_free = ["--http-port=0", "--grpc-port=0", "--metrics-port=0"]
+        wrong_so_that_it_does_not_start = ["--max-model-len=8193"]
+        options = ["serve", "--host=0.0.0.0", *every_port_is_free, *wrong_so_that_it_does_not_start]
+        result = CliRunner().invoke(app, options)
+        assert result.exit_code == 2
+        assert result.stderr.startswith("warning: other machines can reach 0.0.0.0, and nobody is asked for a password")
+        assert all(f"{protocol}  0.0.0.0:" in result.stderr for protocol in ("http", "grpc", "metrics"))
 
 
 class TestLayout:

@@ -1,5 +1,6 @@
 """The three addresses of a server: which ports are asked for, which are free. Does not talk to the server."""
 
+import ipaddress
 import socket
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -16,6 +17,20 @@ class Endpoints:
     def as_dict(self) -> dict[str, str]:
         """Protocol to address."""
         return asdict(self)
+
+
+def exposure(endpoints: Endpoints) -> str:
+    """Who can reach `endpoints` and what they may do there; empty when that is only this machine."""
+    host = endpoints.http.rpartition(":")[0]
+    if ipaddress.ip_address(socket.gethostbyname(host)).is_loopback:
+        return ""
+    return (
+        f"other machines can reach {host}, and nobody is asked for a password:\n"
+        f"    http  {endpoints.http}  embed, generate, read names, configurations and statistics of the models\n"
+        f"    grpc  {endpoints.grpc}  the same\n"
+        f" metrics  {endpoints.metrics}  read how much is asked for and how long it takes\n"
+        "Let only a gateway, a proxy or a firewall of yours reach these ports."
+    )
 
 
 def choose_endpoints(host: str, *, http: int, grpc: int, metrics: int) -> Endpoints:

@@ -2,6 +2,7 @@
 
 import math
 import os
+import secrets
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ STOP_SECONDS = 5.0  # for a step that is running and for the last answers, on to
 KEEPALIVE_MILLISECONDS = {"time": 30_000, "timeout": 10_000}  # until a gRPC client that has stopped counts as gone
 QUIET = {"HF_HUB_DISABLE_PROGRESS_BARS": "1"}  # bars are for a terminal, and the server writes into a pipe
 CALLERS_TRACES = ("mode=opentelemetry", "level=TIMESTAMPS", "rate=0")  # rate 0: only where the caller traces
+# Triton's services that change the server or reach into its memory. Clients of Orthrus need none of them.
+CLOSED_SERVICES = "shared-memory,model-repository,trace,logging"
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,9 @@ class Session:
         for protocol, address in self.endpoints.as_dict().items():
             host, _, port = address.rpartition(":")
             arguments |= {f"{protocol}-address": host, f"{protocol}-port": port}
+        # Triton opens a restricted service to those who send a key; this one is told to nobody.
+        closed = f"{CLOSED_SERVICES}:orthrus-key={secrets.token_urlsafe()}"
+        arguments |= {"http-restricted-api": closed, "grpc-restricted-protocol": closed}
         # The configurations are complete: without this each model is imported twice.
         flags = ["--disable-auto-complete-config"]
         if self.parameters.get("traces") == "True":

@@ -19,6 +19,7 @@ from orthrus_backend.model import Backbone, load_backbone
 from orthrus_backend.outputs import Output, Produced
 from orthrus_backend.params import SamplingParams
 from orthrus_backend.self_check import self_check
+from orthrus_backend.tokenization import Tokenization
 from tests.engine.test_engine import Inbox
 from tests.engine.tiny import Bench, backbone, configs, embed, generate, random_ids, sizes
 
@@ -87,6 +88,25 @@ def test_a_pickle_beside_safetensors_is_left_alone(tmp_path: Path) -> None:
     saved = save(tmp_path)
     (tmp_path / "pytorch_model.bin").write_bytes(b"not even a pickle")
     assert answers(load_backbone(str(tmp_path), PLAIN)) == answers(saved)
+
+
+@pytest.mark.parametrize("family", ["llama", "family-of-its-own"])
+def test_code_that_comes_with_a_model_is_never_run(family: str, tmp_path: Path) -> None:
+    saved = save(tmp_path)
+    config = json.loads((tmp_path / "config.json").read_text())
+    classes = {name: f"code.{name}" for name in ("AutoConfig", "AutoModel", "AutoModelForCausalLM")}
+    (tmp_path / "config.json").write_text(json.dumps(config | {"model_type": family, "auto_map": classes}))
+    tokenizer = {"tokenizer_class": "PreTrainedTokenizerFast", "auto_map": {"AutoTokenizer": [None, "code.Tokenizer"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(tokenizer))
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="a")).save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "code.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')")
+    if family == "llama":
+        assert answers(load_backbone(str(tmp_path), PLAIN)) == answers(saved)
+        assert Tokenization(str(tmp_path), saved.model.config).encode("a") == [0]
+    else:
+        with pytest.raises(ValueError, match="cannot be loaded"):
+            load_backbone(str(tmp_path), PLAIN)
+    assert not (tmp_path / "ran").exists()
 
 
 def write_gguf(path: Path, model: Any) -> None:
