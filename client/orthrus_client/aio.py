@@ -26,11 +26,11 @@ from orthrus_client.deadline import Deadline
 from orthrus_client.errors import Cancelled, DeadlineExceeded
 from orthrus_client.grpc_transport import AsyncGrpcTransport
 from orthrus_client.http_transport import AsyncHttpTransport
-from orthrus_client.options import EmbedOptions, Message, Sampling
+from orthrus_client.options import RETRIES, EmbedOptions, Message, Protocol, Sampling
 from orthrus_client.results import Chunk, Embeddings, Generation
-from orthrus_client.retries import RETRIES, async_retrying, checked_retries
+from orthrus_client.retries import async_retrying, checked_retries
 from orthrus_client.security import Tls, checked_headers
-from orthrus_client.transport import AsyncTransport, Protocol
+from orthrus_client.transport import AsyncTransport
 
 
 class AsyncOrthrusClient:

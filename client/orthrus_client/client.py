@@ -26,11 +26,11 @@ from orthrus_client.deadline import Deadline
 from orthrus_client.errors import Cancelled, DeadlineExceeded
 from orthrus_client.grpc_transport import GrpcTransport
 from orthrus_client.http_transport import HttpTransport
-from orthrus_client.options import EmbedOptions, Message, Sampling
+from orthrus_client.options import RETRIES, EmbedOptions, Message, Protocol, Sampling
 from orthrus_client.results import Chunk, Embeddings, Generation
-from orthrus_client.retries import RETRIES, checked_retries, retrying
+from orthrus_client.retries import checked_retries, retrying
 from orthrus_client.security import Tls, checked_headers
-from orthrus_client.transport import Protocol, Transport
+from orthrus_client.transport import Transport
 
 
 class OrthrusClient:

@@ -21,7 +21,6 @@ from tenacity.wait import wait_random_exponential
 from orthrus_client.deadline import Deadline
 from orthrus_client.errors import Unavailable
 
-RETRIES = 3
 FIRST_WAIT = 0.25  # seconds, at most, before the second attempt
 LONGEST_WAIT = 4.0
 

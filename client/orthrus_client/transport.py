@@ -5,15 +5,13 @@ the network or the server.
 """
 
 from collections.abc import AsyncGenerator, Generator, Mapping
-from typing import Literal, Self
 from typing import Protocol as Interface
+from typing import Self
 
 from orthrus_client.contract import Tensors
 from orthrus_client.deadline import Deadline
 from orthrus_client.results import Chunk, Embeddings
 from orthrus_client.security import Tls
-
-Protocol = Literal["grpc", "http"]
 
 STOP_TIMEOUT = 2.0  # seconds that telling the server to stop may take: whoever cancels does not want to wait
 CONFIG_TIMEOUT = 30.0  # seconds that reading a model's configuration may take
