@@ -107,9 +107,9 @@ class AsyncOrthrusClient:
     ) -> Embeddings:
         """As `embed`, with the number of tokens of each text."""
         parts, deadline = split(listed_texts(texts), batch_size), Deadline(timeout)
+        workers = min(checked_in_flight(in_flight), len(parts))
         results: list[Embeddings | None] = [None] * len(parts)
         waiting = iter(enumerate(parts))
-
         with progress_bar(sum(map(len, parts)), progress) as advance:
 
             async def work() -> None:
@@ -119,7 +119,7 @@ class AsyncOrthrusClient:
 
             try:
                 async with asyncio.TaskGroup() as group:
-                    for _ in range(min(checked_in_flight(in_flight), len(parts))):
+                    for _ in range(workers):
                         group.create_task(work())
             except BaseExceptionGroup as failures:
                 raise failures.exceptions[0] from None

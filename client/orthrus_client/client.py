@@ -113,10 +113,11 @@ class OrthrusClient:
     ) -> Embeddings:
         """As `embed`, with the number of tokens of each text."""
         parts, deadline = split(listed_texts(texts), batch_size), Deadline(timeout)
+        workers = checked_in_flight(in_flight)
         with progress_bar(sum(map(len, parts)), progress) as advance:
             if len(parts) == 1:
                 return self._embed(parts[0], options, deadline, _Running())
-            return Embeddings.join(self._embed_all(parts, options, deadline, checked_in_flight(in_flight), advance))
+            return Embeddings.join(self._embed_all(parts, options, deadline, workers, advance))
 
     def generate(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generation:
         """The text that follows `prompt`, which is not repeated in it."""
@@ -162,11 +163,11 @@ class OrthrusClient:
         parts: Sequence[Sequence[str]],
         options: EmbedOptions,
         deadline: Deadline,
-        in_flight: int,
+        workers: int,
         advance: Callable[[int], object],
     ) -> list[Embeddings]:
         running = _Running()
-        with ThreadPoolExecutor(min(in_flight, len(parts))) as threads:
+        with ThreadPoolExecutor(min(workers, len(parts))) as threads:
             calls = {threads.submit(self._embed, part, options, deadline, running): len(part) for part in parts}
             try:
                 for call in as_completed(calls):

@@ -75,6 +75,9 @@ class HttpTransport:
                 yield _chunk(response.status_code, _json(response))
                 return
             with self._http.sse(_STREAM, method="POST", json=body, headers=headers, timeout=timeout) as events:
+                if not _is_stream(events.response):
+                    events.response.read()
+                    raise _refusal(events.response)
                 for event in events:
                     if deadline.passed():
                         raise deadline.error()
@@ -151,6 +154,9 @@ class AsyncHttpTransport:
             yield _chunk(response.status_code, _json(response))
             return
         async with self._http.sse(_STREAM, method="POST", json=body, headers=self._headers) as events:
+            if not _is_stream(events.response):
+                await events.response.aread()
+                raise _refusal(events.response)
             async for event in events:
                 yield _chunk(events.response.status_code, event.json())
 
@@ -200,7 +206,7 @@ def _infer_body(request_id: str, tensors: Tensors) -> tuple[bytes, dict[str, str
 
 def _embeddings(response: httpx2.Response) -> Embeddings:
     if not response.is_success:
-        raise http_error(response.status_code, _json(response).get("error", ""))
+        raise _refusal(response)
     length = response.headers.get(HEADER_LENGTH)
     result = InferenceServerClient.parse_response_body(
         response.content, header_length=None if length is None else int(length)
@@ -209,10 +215,17 @@ def _embeddings(response: httpx2.Response) -> Embeddings:
 
 
 def _parameters(response: httpx2.Response) -> Mapping[str, str]:
-    body = _json(response)
     if not response.is_success:
-        raise http_error(response.status_code, body.get("error", ""))
-    return {name: value["string_value"] for name, value in body.get("parameters", {}).items()}
+        raise _refusal(response)
+    return {name: value["string_value"] for name, value in _json(response).get("parameters", {}).items()}
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    return str(response.headers.get("Content-Type", "")).startswith("text/event-stream")
+
+
+def _refusal(response: httpx2.Response) -> OrthrusError:
+    return http_error(response.status_code, _json(response).get("error", ""))
 
 
 def _chunk(status: int, fields: Any) -> Chunk:

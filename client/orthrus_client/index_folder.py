@@ -172,7 +172,7 @@ def _write(folder: Path, recipe: Recipe, whiten: int | None, index: DocumentInde
     vectors = index.to_bytes()
     names = f"documents-{_hash(texts)[:16]}.jsonl", f"vectors-{_hash(vectors)[:16]}.faiss"
     manifest = Manifest(FORMAT, recipe, whiten, len(index), names[0], _hash(texts), names[1], _hash(vectors))
-    described = json.dumps(asdict(manifest), indent=1).encode()
+    described = json.dumps(asdict(manifest)).encode()
     for name, content in ((names[0], texts), (names[1], vectors), (MANIFEST, described)):
         temporary = folder / f".{name}.new"
         temporary.write_bytes(content)

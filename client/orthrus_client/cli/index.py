@@ -23,7 +23,7 @@ Sources = Annotated[
     list[Path],
     typer.Argument(
         metavar="SOURCE...",
-        help="Text files, .jsonl files of objects with a text, or folders with .txt, .md, .rst and .jsonl.",
+        help="Text files, .jsonl files of objects with a text, or folders of such (.txt, .md, .rst, .jsonl).",
     ),
 ]
 ChunkCharacters = Annotated[int, typer.Option(help="Characters of one piece of a text, at most.")]
