@@ -4,7 +4,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing, contextmanager
 from copy import copy
-from threading import Event
+from threading import Event, Thread
 from typing import Self, Unpack
 
 import numpy as np
@@ -30,7 +30,7 @@ from orthrus_client.options import RETRIES, EmbedOptions, Message, Protocol, Sam
 from orthrus_client.results import Chunk, Embeddings, Generation
 from orthrus_client.retries import checked_retries, retrying
 from orthrus_client.security import Tls, checked_headers
-from orthrus_client.transport import Transport
+from orthrus_client.transport import STOP_TIMEOUT, Transport
 
 
 class OrthrusClient:
@@ -216,8 +216,15 @@ class OrthrusClient:
         """
         try:
             yield
-        except (DeadlineExceeded, Cancelled, GeneratorExit, KeyboardInterrupt):
+        except (DeadlineExceeded, Cancelled, GeneratorExit):
             self._transport.stop(request_id)
+            raise
+        except KeyboardInterrupt:
+            # Not on this thread: raised in the middle of gRPC's code, it can leave a lock of the channel with this
+            # thread, for which those that work for the channel then wait.
+            stop = Thread(target=self._transport.stop, args=(request_id,), daemon=True)
+            stop.start()
+            stop.join(STOP_TIMEOUT)
             raise
 
 

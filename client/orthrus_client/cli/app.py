@@ -1,5 +1,6 @@
 """The program `orthrus-client`: its commands, and what becomes of their failures."""
 
+import os
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ class _Commands(TyperGroup):
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
-        except BrokenPipeError:  # whoever read our output has enough: typer ends quietly
+        except (typer.Exit, typer.Abort, BrokenPipeError):  # the last: whoever read our output has enough
             raise
         except (ValueError, ImportError, OSError) as error:
             raise _failed(error) from None
@@ -66,6 +67,7 @@ def root(
 
 def main() -> None:
     """Entry point of `orthrus-client`."""
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # or gRPC writes its own lines beside the one that says the fault
     app()
 
 

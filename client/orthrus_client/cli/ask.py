@@ -11,8 +11,7 @@ from orthrus_client.cli.options import Connection, Generating, Prompting
 from orthrus_client.cli.terminal import read_input, shown, write
 
 if TYPE_CHECKING:
-    from orthrus_client.index_folder import IndexFolder
-    from orthrus_client.options import EmbedOptions
+    from orthrus_client import AsyncOrthrusClient
 
 
 @with_option_groups
@@ -26,35 +25,25 @@ def ask(
     documents: Annotated[int, typer.Option(min=1, help="How many documents to find in a round.")] = 4,
 ) -> None:
     """Answer a question from an index folder, in rounds: each searches with the question and the answer before."""
-    import asyncio
-
     from orthrus_client.index_folder import IndexFolder
+    from orthrus_client.results import Chunk
+    from orthrus_client.retrieval import IterativeRetriever, Retrieval
 
     opened = IndexFolder.open(folder)
     if question is None:
         question = read_input(None, "question").strip()
-    with connection.client() as client:
-        options = query_options(client, opened, prompting.options(), connection.timeout)
-    asyncio.run(_ask(opened, question, options, generating, connection, rounds, documents))
+    asked = question
 
-
-async def _ask(
-    opened: "IndexFolder",
-    question: str,
-    options: "EmbedOptions",
-    generating: Generating,
-    connection: Connection,
-    rounds: int,
-    documents: int,
-) -> None:
-    from orthrus_client.results import Chunk
-    from orthrus_client.retrieval import IterativeRetriever, Retrieval
-
-    async with connection.async_client() as client:
+    async def work(client: "AsyncOrthrusClient") -> None:
         retriever = IterativeRetriever(
-            client, opened.index, rounds=rounds, top_k=documents, sampling=generating.sampling(), embedding=options
+            client,
+            opened.index,
+            rounds=rounds,
+            top_k=documents,
+            sampling=generating.sampling(),
+            embedding=await query_options(client, opened, prompting.options(), connection.timeout),
         )
-        async with aclosing(retriever.stream(question, timeout=connection.timeout)) as events:
+        async with aclosing(retriever.stream(asked, timeout=connection.timeout)) as events:
             async for event in events:
                 if isinstance(event, Retrieval):
                     typer.secho(f"round {event.round}", bold=True)
@@ -65,3 +54,5 @@ async def _ask(
                     write(event.text)
                 else:
                     write("\n" if event.round == rounds else "\n\n")
+
+    connection.run(work)

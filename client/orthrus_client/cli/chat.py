@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import aclosing, suppress
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,10 +10,12 @@ import typer
 from orthrus_client.cli.option_groups import with_option_groups
 from orthrus_client.cli.options import Connection, Generating
 from orthrus_client.cli.terminal import write
-from orthrus_client.options import Message
+from orthrus_client.options import Message, Sampling
 
 if TYPE_CHECKING:
-    from orthrus_client import OrthrusClient
+    import asyncio
+
+    from orthrus_client import AsyncOrthrusClient
 
 FORGET = "/forget"
 PROMPT = "> "
@@ -30,29 +32,35 @@ def chat(
 
     Without a terminal, every line of stdin is a turn, and the first failure ends the conversation.
     """
+    import asyncio
+
     interactive = sys.stdin.isatty()
-    with connection.client() as client:
-        conversation = Conversation(client, connection, generating, system)
+    with asyncio.Runner() as loop:
+        client = loop.run(connection.open())
+        conversation = Conversation(client, connection.timeout, generating.sampling(), system)
         if interactive:
             typer.echo(WELCOME, err=True)
-        for text in _typed() if interactive else _piped():
-            if text == FORGET:
-                conversation.forget()
-            elif interactive:
-                _careful_turn(conversation, text)
-            else:
-                conversation.turn(text)
+        try:
+            for text in _typed() if interactive else _piped():
+                if text == FORGET:
+                    conversation.forget()
+                elif interactive:
+                    _careful_turn(loop, conversation, text)
+                else:
+                    loop.run(conversation.turn(text))
+        finally:
+            loop.run(client.close())
 
 
 class Conversation:
     """What was said so far, and how to go on."""
 
     def __init__(
-        self, client: "OrthrusClient", connection: Connection, generating: Generating, system: str | None
+        self, client: "AsyncOrthrusClient", timeout: float | None, sampling: Sampling, system: str | None
     ) -> None:
         self._client = client
-        self._timeout = connection.timeout
-        self._sampling = generating.sampling()
+        self._timeout = timeout
+        self._sampling = sampling
         self._system: list[Message] = [{"role": "system", "content": system}] if system else []
         self._messages: list[Message] = []
 
@@ -60,14 +68,14 @@ class Conversation:
         """Begins anew."""
         self._messages.clear()
 
-    def turn(self, text: str) -> None:
+    async def turn(self, text: str) -> None:
         """Writes the answer to `text` as it comes. What was answered before a failure or Ctrl-C stays said."""
         question: Message = {"role": "user", "content": text}
         messages = [*self._system, *self._messages, question]
         parts: list[str] = []
         try:
-            with closing(self._client.stream_chat(messages, timeout=self._timeout, **self._sampling)) as chunks:
-                for chunk in chunks:
+            async with aclosing(self._client.stream_chat(messages, timeout=self._timeout, **self._sampling)) as chunks:
+                async for chunk in chunks:
                     parts.append(chunk.text)
                     write(chunk.text)
         finally:
@@ -76,11 +84,11 @@ class Conversation:
                 write("\n")
 
 
-def _careful_turn(conversation: Conversation, text: str) -> None:
+def _careful_turn(loop: "asyncio.Runner", conversation: Conversation, text: str) -> None:
     from orthrus_client.errors import OrthrusError
 
     try:
-        conversation.turn(text)
+        loop.run(conversation.turn(text))
     except KeyboardInterrupt:
         typer.echo("stopped", err=True)
     except OrthrusError as error:

@@ -44,13 +44,13 @@ def embed(
         raise typer.BadParameter("texts come as arguments or from a file, not both", param_hint="--file")
     if output is not None:
         _check(output)
-    texts = texts or _lines(file)
-    with connection.client() as client:
-        result = client.embed_with_usage(
-            texts, timeout=connection.timeout, **requests.arguments(), **embedding.options()
-        )
+    listed = texts or _lines(file)
+    arguments = requests.arguments()
+    result = connection.run(
+        lambda client: client.embed_with_usage(listed, timeout=connection.timeout, **arguments, **embedding.options())
+    )
     if output is None:
-        for line in _json_lines(texts, result):
+        for line in _json_lines(listed, result):
             typer.echo(line)
     elif output.suffix == NUMPY:
         import numpy as np
@@ -58,7 +58,7 @@ def embed(
         np.save(output, result.vectors, allow_pickle=False)
     else:
         with output.open("w", encoding="utf-8") as lines:
-            lines.writelines(f"{line}\n" for line in _json_lines(texts, result))
+            lines.writelines(f"{line}\n" for line in _json_lines(listed, result))
 
 
 def _check(output: Path) -> None:

@@ -12,7 +12,10 @@ from orthrus_client.cli.terminal import shown
 from orthrus_client.options import EmbedOptions
 
 if TYPE_CHECKING:
-    from orthrus_client import OrthrusClient
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from orthrus_client import AsyncOrthrusClient
     from orthrus_client.index import Hit
     from orthrus_client.index_folder import IndexFolder, Recipe
 
@@ -56,10 +59,13 @@ def build(
     require_free(folder)
     documents = read_documents(sources, chunk_characters=chunk_characters)
     options = embedding.options()
-    with connection.client() as client:
-        recipe = current_recipe(client, options, connection.timeout)
+
+    async def work(client: "AsyncOrthrusClient") -> "tuple[Recipe, NDArray[np.float32]]":
+        recipe = await current_recipe(client, options, connection.timeout)
         texts = [document.text for document in documents]
-        vectors = client.embed(texts, timeout=connection.timeout, **requests.arguments(), **options)
+        return recipe, await client.embed(texts, timeout=connection.timeout, **requests.arguments(), **options)
+
+    recipe, vectors = connection.run(work)
     made = IndexFolder.create(folder, recipe, documents, vectors, whiten)
     typer.echo(f"{folder}: {len(made.index)} documents, {recipe}", err=True)
 
@@ -81,12 +87,18 @@ def add(
     opened = IndexFolder.open(folder)
     documents = opened.new(read_documents(sources, chunk_characters=chunk_characters))
     options = opened.manifest.recipe.options | embedding.options()
-    with connection.client() as client:
-        opened.manifest.recipe.require(current_recipe(client, options, connection.timeout), str(folder))
-        if documents:
-            texts = [document.text for document in documents]
-            vectors = client.embed(texts, timeout=connection.timeout, **requests.arguments(), **options)
-            opened = opened.extend(documents, vectors)
+    recipe = opened.manifest.recipe
+
+    async def work(client: "AsyncOrthrusClient") -> "NDArray[np.float32] | None":
+        recipe.require(await current_recipe(client, options, connection.timeout), str(folder))
+        texts = [document.text for document in documents]
+        if not texts:
+            return None
+        return await client.embed(texts, timeout=connection.timeout, **requests.arguments(), **options)
+
+    vectors = connection.run(work)
+    if vectors is not None:
+        opened = opened.extend(documents, vectors)
     typer.echo(f"{folder}: {len(documents)} added, {len(opened.index)} documents", err=True)
 
 
@@ -104,11 +116,12 @@ def search(
     from orthrus_client.index_folder import IndexFolder
 
     opened = IndexFolder.open(folder)
-    with connection.client() as client:
-        options = query_options(client, opened, embedding.options(), connection.timeout)
-        vector = client.embed(query, timeout=connection.timeout, **options)[0]
-    hits = opened.index.search(vector, top_k)
-    for hit in hits:
+
+    async def work(client: "AsyncOrthrusClient") -> "NDArray[np.float32]":
+        options = await query_options(client, opened, embedding.options(), connection.timeout)
+        return await client.embed(query, timeout=connection.timeout, **options)
+
+    for hit in opened.index.search(connection.run(work)[0], top_k):
         entry = {"id": hit.document.id, "score": hit.score, "text": hit.document.text}
         typer.echo(json.dumps(entry, ensure_ascii=False) if as_json else hit_line(hit))
 
@@ -119,8 +132,8 @@ def hit_line(hit: "Hit") -> str:
     return shown(f"{hit.score:6.3f}  {hit.document.id}: {text}")
 
 
-def query_options(
-    client: "OrthrusClient", opened: "IndexFolder", given: EmbedOptions, timeout: float | None
+async def query_options(
+    client: "AsyncOrthrusClient", opened: "IndexFolder", given: EmbedOptions, timeout: float | None
 ) -> EmbedOptions:
     """How to embed a query for an index; raises `ValueError` if the server makes vectors of another kind.
 
@@ -129,13 +142,14 @@ def query_options(
     recipe = opened.manifest.recipe
     prompts = {name: value for name, value in given.items() if name in PROMPTS}
     kind = recipe.options | cast(EmbedOptions, {name: value for name, value in given.items() if name not in PROMPTS})
-    recipe.require(current_recipe(client, kind, timeout), str(opened.folder))
+    recipe.require(await current_recipe(client, kind, timeout), str(opened.folder))
     kept = {name: value for name, value in kind.items() if not prompts or name not in PROMPTS}
     return cast(EmbedOptions, kept | prompts)
 
 
-def current_recipe(client: "OrthrusClient", options: EmbedOptions, timeout: float | None) -> "Recipe":
+async def current_recipe(client: "AsyncOrthrusClient", options: EmbedOptions, timeout: float | None) -> "Recipe":
     """How the server makes vectors now."""
     from orthrus_client.index_folder import PROBE, Recipe
 
-    return Recipe.of(client.embedding_model(), options, client.embed(PROBE, timeout=timeout, **options)[0])
+    probe = (await client.embed(PROBE, timeout=timeout, **options))[0]
+    return Recipe.of(await client.embedding_model(), options, probe)

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, TypeVar, cast
 
 from typer import BadParameter, Option
 
@@ -10,10 +10,12 @@ from orthrus_client.batching import BATCH_SIZE, IN_FLIGHT
 from orthrus_client.options import RETRIES, EmbedOptions, Pooling, Protocol, Sampling, Truncate
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Awaitable, Callable, Mapping
 
-    from orthrus_client import AsyncOrthrusClient, OrthrusClient
+    from orthrus_client import AsyncOrthrusClient
     from orthrus_client.security import Tls
+
+Result = TypeVar("Result")
 
 SERVER, EMBEDDING, SAMPLING = "The server", "How to embed", "How to generate"
 ADDRESS = {"grpc": "127.0.0.1:8001", "http": "127.0.0.1:8000"}
@@ -76,20 +78,25 @@ class Connection:
         Path | None, Option(metavar=CERTIFICATE, help="The key of that certificate.", rich_help_panel=SERVER)
     ] = None
 
-    def client(self) -> "OrthrusClient":
-        """A blocking client. Raises `ValueError` for options that do not fit together."""
-        from orthrus_client import OrthrusClient
+    def run(self, work: "Callable[[AsyncOrthrusClient], Awaitable[Result]]") -> "Result":
+        """What `work` returns, which is called with a client; Ctrl-C cancels it. Raises what `open` raises, too."""
+        import asyncio
 
-        return OrthrusClient(self._address(), **self._arguments())
+        async def main() -> Result:
+            async with await self.open() as client:
+                return await work(client)
 
-    def async_client(self) -> "AsyncOrthrusClient":
-        """The same for asyncio."""
+        return asyncio.run(main())
+
+    async def open(self) -> "AsyncOrthrusClient":
+        """A client. Raises `ValueError` for options that do not fit together.
+
+        It is the one for asyncio also where nothing runs at once: a KeyboardInterrupt in the middle of gRPC's blocking
+        code can leave a lock of the channel taken for good. asyncio makes it a cancellation.
+        """
         from orthrus_client import AsyncOrthrusClient
 
-        return AsyncOrthrusClient(self._address(), **self._arguments())
-
-    def _address(self) -> str:
-        return self.url or ADDRESS[self.protocol]
+        return AsyncOrthrusClient(self.url or ADDRESS[self.protocol], **self._arguments())
 
     def _arguments(self) -> _Connecting:
         from orthrus_client.security import Tls
@@ -171,7 +178,7 @@ class Requests:
     ] = None
 
     def arguments(self) -> dict[str, Any]:
-        """For `OrthrusClient.embed`."""
+        """For `AsyncOrthrusClient.embed`."""
         import sys
 
         shown = sys.stderr.isatty() if self.progress is None else self.progress

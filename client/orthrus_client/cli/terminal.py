@@ -1,14 +1,9 @@
 """Reading from and writing to the terminal or a pipe."""
 
 import sys
-from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
-
-if TYPE_CHECKING:
-    from orthrus_client import Chunk
 
 STDIN = Path("-")
 
@@ -29,16 +24,6 @@ def write(text: str) -> None:
     """Writes to stdout at once."""
     sys.stdout.write(shown(text))
     sys.stdout.flush()
-
-
-def write_chunks(chunks: "Iterable[Chunk]") -> str:
-    """Writes a text as it comes, and a line end after it. The value is the text."""
-    parts = []
-    for chunk in chunks:
-        parts.append(chunk.text)
-        write(chunk.text)
-    write("\n")
-    return "".join(parts)
 
 
 def shown(text: str) -> str:
