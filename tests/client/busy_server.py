@@ -3,8 +3,8 @@
 Usage: python -m tests.client.busy_server FOLDER CERTIFICATES
 
 A text that begins with `busy N KEY` finds the server unavailable N times for each KEY; `broken N KEY` gets half an
-answer first. CERTIFICATES holds server.pem, server.key and roots.pem. gRPC is encrypted and asks for a certificate,
-HTTP is plain, as it is in Triton.
+answer first, and `wrong N KEY` is refused. CERTIFICATES holds server.pem, server.key and roots.pem. gRPC is encrypted
+and asks for a certificate; HTTP is plain, as it is in Triton.
 """
 
 import sys
@@ -28,10 +28,11 @@ def answer(text):
     return pb_utils.InferenceResponse([pb_utils.Tensor("text_output", np.array([text], dtype=np.object_))])
 
 
-def busy():
-    return pb_utils.InferenceResponse(
-        error=pb_utils.TritonError("unavailable: too much to do", pb_utils.TritonError.UNAVAILABLE)
-    )
+def failure(kind):
+    error = pb_utils.TritonError("unavailable: too much to do", pb_utils.TritonError.UNAVAILABLE)
+    if kind == "wrong":
+        error = pb_utils.TritonError("there is something wrong", pb_utils.TritonError.INVALID_ARG)
+    return pb_utils.InferenceResponse(error=error)
 
 
 class TritonPythonModel:
@@ -46,7 +47,7 @@ class TritonPythonModel:
             sender, refused = request.get_response_sender(), self.asked[key] <= int(times)
             if refused and kind == "broken":
                 sender.send(answer("half"))
-            sender.send(busy() if refused else answer(f"asked {self.asked[key]} times"), flags=FINAL)
+            sender.send(failure(kind) if refused else answer(f"asked {self.asked[key]} times"), flags=FINAL)
 """
 
 # A row for each text: its number of characters, the texts in its request, the requests that ran with it.

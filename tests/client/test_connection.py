@@ -89,11 +89,11 @@ class TestRetries:
         assert time.monotonic() - started < 3
 
     def test_a_refusal_is_not_asked_again(self, addresses: dict[str, str], protocol: Protocol, tls: Tls) -> None:
-        counted = text("busy", 0)
+        wrong = text("wrong", 1)
         with connect(addresses, protocol, tls) as client:
             with pytest.raises(InvalidRequest, match="something wrong"):
-                client.embed(["wrong", counted])
-            assert client.generate(counted).text == "asked 1 times"
+                client.generate(wrong)
+            assert client.generate(wrong).text == "asked 2 times"
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -36,7 +36,7 @@ def chat(
 
     interactive = sys.stdin.isatty()
     with asyncio.Runner() as loop:
-        client = loop.run(connection.open())
+        client = loop.run(_connected(connection))
         conversation = Conversation(client, connection.timeout, generating.sampling(), system)
         if interactive:
             typer.echo(WELCOME, err=True)
@@ -82,6 +82,10 @@ class Conversation:
             if answer := "".join(parts).strip():
                 self._messages += [question, {"role": "assistant", "content": answer}]
                 write("\n")
+
+
+async def _connected(connection: Connection) -> "AsyncOrthrusClient":
+    return connection.async_client()
 
 
 def _careful_turn(loop: "asyncio.Runner", conversation: Conversation, text: str) -> None:

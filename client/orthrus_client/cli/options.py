@@ -12,7 +12,7 @@ from orthrus_client.options import RETRIES, EmbedOptions, Pooling, Protocol, Sam
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping
 
-    from orthrus_client import AsyncOrthrusClient
+    from orthrus_client import AsyncOrthrusClient, OrthrusClient
     from orthrus_client.security import Tls
 
 Result = TypeVar("Result")
@@ -79,24 +79,33 @@ class Connection:
     ] = None
 
     def run(self, work: "Callable[[AsyncOrthrusClient], Awaitable[Result]]") -> "Result":
-        """What `work` returns, which is called with a client; Ctrl-C cancels it. Raises what `open` raises, too."""
+        """What `work` makes of a client; Ctrl-C cancels it. Raises what `async_client` raises, too."""
         import asyncio
 
         async def main() -> Result:
-            async with await self.open() as client:
+            async with self.async_client() as client:
                 return await work(client)
 
         return asyncio.run(main())
 
-    async def open(self) -> "AsyncOrthrusClient":
-        """A client. Raises `ValueError` for options that do not fit together.
+    def async_client(self) -> "AsyncOrthrusClient":
+        """A client for the running event loop. Raises `ValueError` for options that do not fit together.
 
-        It is the one for asyncio also where nothing runs at once: a KeyboardInterrupt in the middle of gRPC's blocking
-        code can leave a lock of the channel taken for good. asyncio makes it a cancellation.
+        Commands use it also where nothing runs at once: a KeyboardInterrupt in the middle of gRPC's blocking code can
+        leave a lock of the channel taken for good. asyncio makes it a cancellation.
         """
         from orthrus_client import AsyncOrthrusClient
 
-        return AsyncOrthrusClient(self.url or ADDRESS[self.protocol], **self._arguments())
+        return AsyncOrthrusClient(self._address(), **self._arguments())
+
+    def client(self) -> "OrthrusClient":
+        """The same for threads."""
+        from orthrus_client import OrthrusClient
+
+        return OrthrusClient(self._address(), **self._arguments())
+
+    def _address(self) -> str:
+        return self.url or ADDRESS[self.protocol]
 
     def _arguments(self) -> _Connecting:
         from orthrus_client.security import Tls
