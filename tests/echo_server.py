@@ -1,4 +1,4 @@
-"""`orthrus serve` with a model that repeats its prompt in the place of the engine: quick to start, for tests.
+"""`orthrus serve` with small models in the place of the engine: quick to start, for tests.
 
 Usage: python -m tests.echo_server FOLDER [seconds that unloading takes]
 """
@@ -6,9 +6,11 @@ Usage: python -m tests.echo_server FOLDER [seconds that unloading takes]
 import json
 import shutil
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from orthrus_backend.serve import layout, ports, process, session
+from orthrus_backend.serve.layout import Layout
 
 ECHO = """
 import time
@@ -27,22 +29,41 @@ class TritonPythonModel:
 """
 
 
-def main(folder: Path, unload_seconds: float) -> int:
-    """Serve until told to stop; the exit statuses are those of `orthrus serve`."""
+def serve(folder: Path, models: Mapping[str, str], without: Sequence[str] = (), options: Sequence[str] = ()) -> int:
+    """Serve until told to stop; the exit statuses are those of `orthrus serve`.
+
+    Args:
+        folder: is made, for the model repository.
+        models: code in the place of a model's own.
+        without: models that are left out.
+        options: more options of tritonserver.
+    """
     shutil.copytree(layout.model_repository(), folder)
-    for name in ("embed", "orthrus_embed"):
+    for name in without:
         shutil.rmtree(folder / name)
-    (folder / "orthrus" / "1" / "model.py").write_text(ECHO.replace("{unload_seconds}", str(unload_seconds)))
+    for name, code in models.items():
+        (folder / name / "1" / "model.py").write_text(code)
     layout.model_repository = lambda: folder
     endpoints = ports.choose_endpoints("127.0.0.1", http=0, grpc=0, metrics=0)
+
+    class Session(session.Session):
+        def _arguments(self, layout: Layout, gpu: bool) -> list[str]:
+            return [*super()._arguments(layout, gpu), *options]
+
     try:
-        session.Session({}, 1, endpoints, 1.0, 60.0, "warning").run(
+        Session({}, 1, endpoints, 1.0, 60.0, "warning").run(
             lambda: print(json.dumps(endpoints.as_dict()), flush=True), lambda: None
         )
     except process.ServerError as error:
         print(error, file=sys.stderr)
         return 1
     return 0
+
+
+def main(folder: Path, unload_seconds: float) -> int:
+    """Serve a model that repeats its prompt."""
+    code = ECHO.replace("{unload_seconds}", str(unload_seconds))
+    return serve(folder, {"orthrus": code}, without=("embed", "orthrus_embed"))
 
 
 if __name__ == "__main__":

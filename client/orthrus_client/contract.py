@@ -30,8 +30,8 @@ def new_request_id() -> str:
     return uuid4().hex
 
 
-def embed_tensors(texts: str | Sequence[str], options: EmbedOptions) -> Tensors:
-    """The inputs of an embedding call; a single text counts as a list of one.
+def listed_texts(texts: str | Sequence[str]) -> list[str]:
+    """`texts`, of which a single one counts as a list of one.
 
     Raises:
         ValueError: there is no text, or something that is not a text.
@@ -42,7 +42,12 @@ def embed_tensors(texts: str | Sequence[str], options: EmbedOptions) -> Tensors:
     for position, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"texts[{position}] is not a str: {text!r}")
-    tensors = {"text_input": _strings(listed)}
+    return listed
+
+
+def embed_tensors(texts: str | Sequence[str], options: EmbedOptions) -> Tensors:
+    """The inputs of an embedding call. Raises what `listed_texts` raises."""
+    tensors = {"text_input": _strings(listed_texts(texts))}
     if options:
         tensors["embedding_parameters"] = _strings([json.dumps(options)])
     return tensors

@@ -12,6 +12,9 @@ import grpc
 OVERLOAD = "unavailable: "
 INTERNAL = "internal error: "
 _ENSEMBLE = r"(?:in ensemble '[^']*', )?"  # what Triton puts before the message of an ensemble's step
+# What comes with the code of an overload, but no second attempt changes: a missing header of a restricted protocol
+# (Triton says UNAVAILABLE), a message over the server's limit (gRPC says RESOURCE_EXHAUSTED).
+_REFUSAL = r"^This protocol is restricted|message larger than max"
 
 
 class OrthrusError(Exception):
@@ -38,22 +41,26 @@ _BY_GRPC_CODE: dict[grpc.StatusCode, type[OrthrusError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
     grpc.StatusCode.NOT_FOUND: InvalidRequest,
     grpc.StatusCode.UNIMPLEMENTED: InvalidRequest,
+    grpc.StatusCode.ALREADY_EXISTS: InvalidRequest,
+    grpc.StatusCode.FAILED_PRECONDITION: InvalidRequest,
+    grpc.StatusCode.OUT_OF_RANGE: InvalidRequest,
+    grpc.StatusCode.PERMISSION_DENIED: InvalidRequest,
+    grpc.StatusCode.UNAUTHENTICATED: InvalidRequest,
     grpc.StatusCode.UNAVAILABLE: Unavailable,
     grpc.StatusCode.RESOURCE_EXHAUSTED: Unavailable,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
 }
 
+# Any other 4xx is a refusal.
 _BY_HTTP_STATUS: dict[int, type[OrthrusError]] = {
-    HTTPStatus.BAD_REQUEST: InvalidRequest,
-    HTTPStatus.NOT_FOUND: InvalidRequest,
-    HTTPStatus.REQUEST_ENTITY_TOO_LARGE: InvalidRequest,
-    HTTPStatus.NOT_IMPLEMENTED: InvalidRequest,
+    HTTPStatus.REQUEST_TIMEOUT: Unavailable,
     HTTPStatus.TOO_MANY_REQUESTS: Unavailable,
+    499: Cancelled,  # Triton's own
+    HTTPStatus.NOT_IMPLEMENTED: InvalidRequest,
     HTTPStatus.BAD_GATEWAY: Unavailable,
     HTTPStatus.SERVICE_UNAVAILABLE: Unavailable,
     HTTPStatus.GATEWAY_TIMEOUT: DeadlineExceeded,
-    499: Cancelled,  # Triton's own
 }
 
 
@@ -62,7 +69,9 @@ def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
     code: grpc.StatusCode = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
         return deadline_error(timeout)
-    return _BY_GRPC_CODE.get(code, OrthrusError)(error.details() or code.name)
+    details = error.details() or code.name
+    kind = InvalidRequest if re.search(_REFUSAL, details) else _BY_GRPC_CODE.get(code, OrthrusError)
+    return kind(details)
 
 
 def uncoded_error(message: str) -> OrthrusError:
@@ -78,7 +87,8 @@ def http_error(status: int, message: str) -> OrthrusError:
     """The error behind an HTTP status; an error in the middle of a stream comes with the stream's own, 200."""
     if status == HTTPStatus.BAD_REQUEST or re.match(_ENSEMBLE + OVERLOAD, message):
         return uncoded_error(message)
-    return _BY_HTTP_STATUS.get(status, OrthrusError)(message or f"HTTP status {status}")
+    other = InvalidRequest if status // 100 == 4 else OrthrusError
+    return _BY_HTTP_STATUS.get(status, other)(message or f"HTTP status {status}")
 
 
 def deadline_error(timeout: float | None) -> DeadlineExceeded:

@@ -8,8 +8,10 @@ takes a few dozen such errors to kill a tritonserver 2.51.
 """
 
 import logging
-from collections.abc import AsyncGenerator, Generator
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import suppress
+from copy import copy
+from typing import Self
 
 import grpc
 import grpc.aio
@@ -26,11 +28,20 @@ from orthrus_client.contract import (
     read_embeddings,
     stop_tensors,
 )
+from orthrus_client.deadline import Deadline
 from orthrus_client.errors import grpc_error, uncoded_error
 from orthrus_client.results import Chunk, Embeddings
-from orthrus_client.transport import STOP_TIMEOUT
+from orthrus_client.security import Tls
+from orthrus_client.transport import CONFIG_TIMEOUT, STOP_TIMEOUT
 
-CHANNEL_OPTIONS = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
+CHANNEL_OPTIONS = [
+    ("grpc.max_send_message_length", -1),
+    ("grpc.max_receive_message_length", -1),
+    # By default gRPC connects anew after 1, 1.6, ... 120 s and fails every call until then: retries would be in vain.
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2000),
+]
 
 logger = logging.getLogger(__name__)
 
@@ -38,40 +49,60 @@ logger = logging.getLogger(__name__)
 class GrpcTransport:
     """gRPC for threads."""
 
-    def __init__(self, url: str) -> None:
-        self._channel = grpc.insecure_channel(_target(url), options=CHANNEL_OPTIONS)
+    def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str]) -> None:
+        target = _target(url)
+        self._channel = (
+            grpc.insecure_channel(target, CHANNEL_OPTIONS)
+            if tls is None
+            else grpc.secure_channel(target, tls.credentials(), CHANNEL_OPTIONS)
+        )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._metadata = tuple(headers.items())
 
-    def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        other = copy(self)
+        other._metadata = tuple((dict(self._metadata) | dict(headers)).items())
+        return other
+
+    def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        request = grpc_request(EMBED, request_id, tensors)
         try:
-            response = self._stub.ModelInfer(grpc_request(EMBED, request_id, tensors), timeout=timeout)
+            response = self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
         except grpc.RpcError as error:
-            raise grpc_error(error, timeout) from None
+            raise grpc_error(error, deadline.timeout) from None
         return read_embeddings(InferResult(response))
 
-    def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> Generator[Chunk]:
+    def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Generator[Chunk]:
         request = grpc_request(GENERATE, request_id, tensors)
-        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             for message in call:
                 yield _chunk(message)
         except grpc.RpcError as error:
-            raise grpc_error(error, timeout) from None
+            raise grpc_error(error, deadline.timeout) from None
         finally:
             call.cancel()
 
     def stop(self, request_id: str) -> None:
         request = grpc_request(BACKEND, request_id, stop_tensors())
         try:
-            list(self._stub.ModelStreamInfer(iter([request]), timeout=STOP_TIMEOUT))
+            list(self._stub.ModelStreamInfer(iter([request]), timeout=STOP_TIMEOUT, metadata=self._metadata))
         except grpc.RpcError as error:
             logger.debug("stop of request %s failed: %s", request_id, error)
 
     def is_ready(self, model: str) -> bool:
         with suppress(grpc.RpcError):
             request = service_pb2.ModelReadyRequest(name=model)
-            return bool(self._stub.ModelReady(request, timeout=STOP_TIMEOUT).ready)
+            return bool(self._stub.ModelReady(request, timeout=STOP_TIMEOUT, metadata=self._metadata).ready)
         return False
+
+    def parameters(self, model: str) -> Mapping[str, str]:
+        request = service_pb2.ModelConfigRequest(name=model)
+        try:
+            answer = self._stub.ModelConfig(request, timeout=CONFIG_TIMEOUT, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise grpc_error(error, CONFIG_TIMEOUT) from None
+        return {name: value.string_value for name, value in answer.config.parameters.items()}
 
     def close(self) -> None:
         self._channel.close()
@@ -80,32 +111,45 @@ class GrpcTransport:
 class AsyncGrpcTransport:
     """gRPC for asyncio."""
 
-    def __init__(self, url: str) -> None:
-        self._channel = grpc.aio.insecure_channel(_target(url), options=CHANNEL_OPTIONS)
+    def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str]) -> None:
+        target = _target(url)
+        self._channel = (
+            grpc.aio.insecure_channel(target, CHANNEL_OPTIONS)
+            if tls is None
+            else grpc.aio.secure_channel(target, tls.credentials(), CHANNEL_OPTIONS)
+        )
         self._stub = service_pb2_grpc.GRPCInferenceServiceStub(self._channel)
+        self._metadata = tuple(headers.items())
 
-    async def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        other = copy(self)
+        other._metadata = tuple((dict(self._metadata) | dict(headers)).items())
+        return other
+
+    async def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        request = grpc_request(EMBED, request_id, tensors)
         try:
-            response = await self._stub.ModelInfer(grpc_request(EMBED, request_id, tensors), timeout=timeout)
+            response = await self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
         except grpc.RpcError as error:
-            raise grpc_error(error, timeout) from None
+            raise grpc_error(error, deadline.timeout) from None
         return read_embeddings(InferResult(response))
 
-    async def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> AsyncGenerator[Chunk]:
+    async def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Chunk]:
         request = grpc_request(GENERATE, request_id, tensors)
-        call = self._stub.ModelStreamInfer(iter([request]), timeout=timeout)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             async for message in call:
                 yield _chunk(message)
         except grpc.RpcError as error:
-            raise grpc_error(error, timeout) from None
+            raise grpc_error(error, deadline.timeout) from None
         finally:
             call.cancel()
 
     async def stop(self, request_id: str) -> None:
         request = grpc_request(BACKEND, request_id, stop_tensors())
         try:
-            async for _ in self._stub.ModelStreamInfer(iter([request]), timeout=STOP_TIMEOUT):
+            call = self._stub.ModelStreamInfer(iter([request]), timeout=STOP_TIMEOUT, metadata=self._metadata)
+            async for _ in call:
                 pass
         except grpc.RpcError as error:
             logger.debug("stop of request %s failed: %s", request_id, error)
@@ -113,8 +157,17 @@ class AsyncGrpcTransport:
     async def is_ready(self, model: str) -> bool:
         with suppress(grpc.RpcError):
             request = service_pb2.ModelReadyRequest(name=model)
-            return bool((await self._stub.ModelReady(request, timeout=STOP_TIMEOUT)).ready)
+            answer = await self._stub.ModelReady(request, timeout=STOP_TIMEOUT, metadata=self._metadata)
+            return bool(answer.ready)
         return False
+
+    async def parameters(self, model: str) -> Mapping[str, str]:
+        request = service_pb2.ModelConfigRequest(name=model)
+        try:
+            answer = await self._stub.ModelConfig(request, timeout=CONFIG_TIMEOUT, metadata=self._metadata)
+        except grpc.RpcError as error:
+            raise grpc_error(error, CONFIG_TIMEOUT) from None
+        return {name: value.string_value for name, value in answer.config.parameters.items()}
 
     async def close(self) -> None:
         await self._channel.close()

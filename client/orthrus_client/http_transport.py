@@ -6,10 +6,11 @@ HTTP client is not used: it knows no server-sent events, and no thread but its o
 
 import asyncio
 import logging
-import time
-from collections.abc import AsyncGenerator, Generator
+import ssl
+from collections.abc import AsyncGenerator, Generator, Mapping
 from contextlib import aclosing, suppress
-from typing import Any
+from copy import copy
+from typing import Any, Self
 
 import httpx2
 from tritonclient.http import InferenceServerClient, InferInput, InferRequestedOutput
@@ -25,11 +26,16 @@ from orthrus_client.contract import (
     read_embeddings,
     stop_tensors,
 )
-from orthrus_client.errors import OrthrusError, Unavailable, deadline_error, http_error
+from orthrus_client.deadline import Deadline
+from orthrus_client.errors import OrthrusError, Unavailable, http_error
 from orthrus_client.results import Chunk, Embeddings
-from orthrus_client.transport import STOP_TIMEOUT
+from orthrus_client.security import Tls
+from orthrus_client.transport import CONFIG_TIMEOUT, STOP_TIMEOUT
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
+_GENERATE = f"/v2/models/{GENERATE}/generate"
+_STREAM = f"/v2/models/{GENERATE}/generate_stream"
+_STOP = f"/v2/models/{BACKEND}/generate"
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
 
 logger = logging.getLogger(__name__)
@@ -39,47 +45,65 @@ class HttpTransport:
     """HTTP for threads.
 
     A stream's deadline is checked whenever something arrives; a server that falls silent is given up on once it was
-    silent for `timeout` seconds.
+    silent for as long as the whole call might take.
     """
 
-    def __init__(self, url: str) -> None:
-        self._http = httpx2.Client(base_url=_base_url(url), limits=LIMITS)
+    def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str]) -> None:
+        self._http = httpx2.Client(base_url=_base_url(url, tls), limits=LIMITS, verify=_verify(tls))
+        self._headers = dict(headers)
 
-    def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
-        body, headers = _infer_body(request_id, tensors)
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        other = copy(self)
+        other._headers = {**self._headers, **headers}
+        return other
+
+    def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        body, own = _infer_body(request_id, tensors)
         try:
-            response = self._http.post(f"/v2/models/{EMBED}/infer", content=body, headers=headers, timeout=timeout)
+            response = self._http.post(
+                f"/v2/models/{EMBED}/infer", content=body, headers=self._headers | own, timeout=deadline.left()
+            )
         except httpx2.TransportError as error:
-            raise _transport_error(error, timeout) from None
+            raise _transport_error(error, deadline) from None
         return _embeddings(response)
 
-    def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> Generator[Chunk]:
-        body, deadline = generate_json(request_id, tensors), _deadline(time.monotonic(), timeout)
+    def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Generator[Chunk]:
+        body, headers, timeout = generate_json(request_id, tensors), self._headers, deadline.left()
         try:
             if not body["stream"]:
-                response = self._http.post(f"/v2/models/{GENERATE}/generate", json=body, timeout=timeout)
+                response = self._http.post(_GENERATE, json=body, headers=headers, timeout=timeout)
                 yield _chunk(response.status_code, _json(response))
                 return
-            url = f"/v2/models/{GENERATE}/generate_stream"
-            with self._http.sse(url, method="POST", json=body, timeout=timeout) as events:
+            with self._http.sse(_STREAM, method="POST", json=body, headers=headers, timeout=timeout) as events:
+                if not _is_stream(events.response):
+                    events.response.read()
+                    raise _refusal(events.response)
                 for event in events:
-                    if deadline is not None and time.monotonic() > deadline:
-                        raise deadline_error(timeout)
+                    if deadline.passed():
+                        raise deadline.error()
                     yield _chunk(events.response.status_code, event.json())
         except httpx2.TransportError as error:
-            raise _transport_error(error, timeout) from None
+            raise _transport_error(error, deadline) from None
 
     def stop(self, request_id: str) -> None:
         body = generate_json(request_id, stop_tensors())
         try:
-            self._http.post(f"/v2/models/{BACKEND}/generate", json=body, timeout=STOP_TIMEOUT)
+            self._http.post(_STOP, json=body, headers=self._headers, timeout=STOP_TIMEOUT)
         except httpx2.TransportError as error:
             logger.debug("stop of request %s failed: %s", request_id, error)
 
     def is_ready(self, model: str) -> bool:
         with suppress(httpx2.TransportError):
-            return self._http.get(f"/v2/models/{model}/ready", timeout=STOP_TIMEOUT).is_success
+            url = f"/v2/models/{model}/ready"
+            return self._http.get(url, headers=self._headers, timeout=STOP_TIMEOUT).is_success
         return False
+
+    def parameters(self, model: str) -> Mapping[str, str]:
+        try:
+            url = f"/v2/models/{model}/config"
+            return _parameters(self._http.get(url, headers=self._headers, timeout=CONFIG_TIMEOUT))
+        except httpx2.TransportError as error:
+            raise _transport_error(error, Deadline(CONFIG_TIMEOUT)) from None
 
     def close(self) -> None:
         self._http.close()
@@ -88,67 +112,86 @@ class HttpTransport:
 class AsyncHttpTransport:
     """HTTP for asyncio."""
 
-    def __init__(self, url: str) -> None:
-        self._http = httpx2.AsyncClient(base_url=_base_url(url), limits=LIMITS, timeout=None)
+    def __init__(self, url: str, tls: Tls | None, headers: Mapping[str, str]) -> None:
+        base, verify = _base_url(url, tls), _verify(tls)
+        self._http = httpx2.AsyncClient(base_url=base, limits=LIMITS, verify=verify, timeout=None)
+        self._headers = dict(headers)
 
-    async def embed(self, request_id: str, tensors: Tensors, timeout: float | None) -> Embeddings:
-        body, headers = _infer_body(request_id, tensors)
+    def with_headers(self, headers: Mapping[str, str]) -> Self:
+        other = copy(self)
+        other._headers = {**self._headers, **headers}
+        return other
+
+    async def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        body, own = _infer_body(request_id, tensors)
         try:
-            async with asyncio.timeout(timeout):
-                response = await self._http.post(f"/v2/models/{EMBED}/infer", content=body, headers=headers)
+            async with asyncio.timeout(deadline.left()):
+                response = await self._http.post(f"/v2/models/{EMBED}/infer", content=body, headers=self._headers | own)
         except TimeoutError:
-            raise deadline_error(timeout) from None
+            raise deadline.error() from None
         except httpx2.TransportError as error:
-            raise _transport_error(error, timeout) from None
+            raise _transport_error(error, deadline) from None
         return _embeddings(response)
 
-    async def generate(self, request_id: str, tensors: Tensors, timeout: float | None) -> AsyncGenerator[Chunk]:
-        deadline = _deadline(asyncio.get_running_loop().time(), timeout)
+    async def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Chunk]:
         async with aclosing(self._chunks(generate_json(request_id, tensors))) as chunks:
             while True:
                 try:
                     # Not around the loop: a deadline that passes while the caller works must not cancel the caller.
-                    async with asyncio.timeout_at(deadline):
+                    async with asyncio.timeout(deadline.left()):
                         chunk = await anext(chunks)
                 except StopAsyncIteration:
                     return
                 except TimeoutError:
-                    raise deadline_error(timeout) from None
+                    raise deadline.error() from None
                 except httpx2.TransportError as error:
-                    raise _transport_error(error, timeout) from None
+                    raise _transport_error(error, deadline) from None
                 yield chunk
 
     async def _chunks(self, body: dict[str, Any]) -> AsyncGenerator[Chunk]:
         if not body["stream"]:
-            response = await self._http.post(f"/v2/models/{GENERATE}/generate", json=body)
+            response = await self._http.post(_GENERATE, json=body, headers=self._headers)
             yield _chunk(response.status_code, _json(response))
             return
-        async with self._http.sse(f"/v2/models/{GENERATE}/generate_stream", method="POST", json=body) as events:
+        async with self._http.sse(_STREAM, method="POST", json=body, headers=self._headers) as events:
+            if not _is_stream(events.response):
+                await events.response.aread()
+                raise _refusal(events.response)
             async for event in events:
                 yield _chunk(events.response.status_code, event.json())
 
     async def stop(self, request_id: str) -> None:
         body = generate_json(request_id, stop_tensors())
         try:
-            await self._http.post(f"/v2/models/{BACKEND}/generate", json=body, timeout=STOP_TIMEOUT)
+            await self._http.post(_STOP, json=body, headers=self._headers, timeout=STOP_TIMEOUT)
         except httpx2.TransportError as error:
             logger.debug("stop of request %s failed: %s", request_id, error)
 
     async def is_ready(self, model: str) -> bool:
         with suppress(httpx2.TransportError):
-            return (await self._http.get(f"/v2/models/{model}/ready", timeout=STOP_TIMEOUT)).is_success
+            url = f"/v2/models/{model}/ready"
+            return (await self._http.get(url, headers=self._headers, timeout=STOP_TIMEOUT)).is_success
         return False
+
+    async def parameters(self, model: str) -> Mapping[str, str]:
+        try:
+            url = f"/v2/models/{model}/config"
+            return _parameters(await self._http.get(url, headers=self._headers, timeout=CONFIG_TIMEOUT))
+        except httpx2.TransportError as error:
+            raise _transport_error(error, Deadline(CONFIG_TIMEOUT)) from None
 
     async def close(self) -> None:
         await self._http.aclose()
 
 
-def _base_url(url: str) -> str:
-    return url if "://" in url else f"http://{url}"
+def _base_url(url: str, tls: Tls | None) -> str:
+    if tls is not None and url.startswith("http://"):
+        raise ValueError(f"{url!r} is an address without TLS, but tls was given: begin it with https://")
+    return url if "://" in url else f"{'http' if tls is None else 'https'}://{url}"
 
 
-def _deadline(now: float, timeout: float | None) -> float | None:
-    return None if timeout is None else now + timeout
+def _verify(tls: Tls | None) -> ssl.SSLContext | bool:
+    return True if tls is None else tls.context()
 
 
 def _infer_body(request_id: str, tensors: Tensors) -> tuple[bytes, dict[str, str]]:
@@ -163,12 +206,26 @@ def _infer_body(request_id: str, tensors: Tensors) -> tuple[bytes, dict[str, str
 
 def _embeddings(response: httpx2.Response) -> Embeddings:
     if not response.is_success:
-        raise http_error(response.status_code, _json(response).get("error", ""))
+        raise _refusal(response)
     length = response.headers.get(HEADER_LENGTH)
     result = InferenceServerClient.parse_response_body(
         response.content, header_length=None if length is None else int(length)
     )
     return read_embeddings(result)
+
+
+def _parameters(response: httpx2.Response) -> Mapping[str, str]:
+    if not response.is_success:
+        raise _refusal(response)
+    return {name: value["string_value"] for name, value in _json(response).get("parameters", {}).items()}
+
+
+def _is_stream(response: httpx2.Response) -> bool:
+    return str(response.headers.get("Content-Type", "")).startswith("text/event-stream")
+
+
+def _refusal(response: httpx2.Response) -> OrthrusError:
+    return http_error(response.status_code, _json(response).get("error", ""))
 
 
 def _chunk(status: int, fields: Any) -> Chunk:
@@ -184,7 +241,7 @@ def _json(response: httpx2.Response) -> dict[str, Any]:
         raise http_error(response.status_code, response.text[:200]) from None
 
 
-def _transport_error(error: httpx2.TransportError, timeout: float | None) -> OrthrusError:
+def _transport_error(error: httpx2.TransportError, deadline: Deadline) -> OrthrusError:
     if isinstance(error, httpx2.TimeoutException):
-        return deadline_error(timeout)
+        return deadline.error()
     return Unavailable(str(error) or type(error).__name__)

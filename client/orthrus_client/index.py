@@ -63,6 +63,37 @@ class DocumentIndex:
         index.add(vectors)
         return cls(documents, index)
 
+    @classmethod
+    def from_bytes(cls, documents: Sequence[Document], content: bytes) -> Self:
+        """The index that `to_bytes` wrote, of `documents`. Raises `ValueError` if it is something else."""
+        try:
+            index = faiss.deserialize_index(np.frombuffer(content, dtype=np.uint8))
+        except RuntimeError:
+            raise ValueError("not a faiss index") from None
+        if index.ntotal != len(documents):
+            raise ValueError(f"{len(documents)} documents, but {index.ntotal} vectors")
+        return cls(documents, index)
+
+    def to_bytes(self) -> bytes:
+        """The vectors, in faiss's own format, without the documents."""
+        return bytes(faiss.serialize_index(self._index))
+
+    def add(self, documents: Sequence[Document], vectors: NDArray[np.float32]) -> None:
+        """Adds `documents` with `vectors` [N, D]; a whitening stays as it was when the index was built.
+
+        Raises:
+            ValueError: there are not as many documents as vectors, or these have another dimension.
+        """
+        if vectors.shape != (len(documents), self._index.d):
+            raise ValueError(f"{len(documents)} documents for dimension {self._index.d}, but shape {vectors.shape}")
+        self._index.add(vectors)
+        self._documents += tuple(documents)
+
+    @property
+    def documents(self) -> tuple[Document, ...]:
+        """All documents, in the order in which they came."""
+        return self._documents
+
     def __len__(self) -> int:
         return len(self._documents)
 

@@ -3,6 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import Literal, TypedDict
 
+Protocol = Literal["grpc", "http"]
+RETRIES = 3  # of a call that found the server unavailable
+
 
 class Message(TypedDict):
     """One turn of a chat."""
@@ -11,15 +14,19 @@ class Message(TypedDict):
     content: str
 
 
+Pooling = Literal["mean", "mean_sqrt_len", "weighted_mean", "max", "cls", "last"]
+Truncate = Literal["error", "start", "end"]
+
+
 class EmbedOptions(TypedDict, total=False):
     """Options of an embedding; what is left out is the model's own default."""
 
-    pooling: Literal["mean", "mean_sqrt_len", "weighted_mean", "max", "cls", "last"]
+    pooling: Pooling
     normalize: bool
     dimensions: int  # the first so many dimensions only
     prompt_name: str  # one of the prompts that the model's files define
     instruction: str
-    truncate: Literal["error", "start", "end"]
+    truncate: Truncate
     adapter: str
 
 

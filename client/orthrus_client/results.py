@@ -1,6 +1,6 @@
 """What a call answers with. Knows nothing of tensors, JSON or protocols."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,6 +14,14 @@ class Embeddings:
 
     vectors: NDArray[np.float32]  # [N, D]
     num_input_tokens: NDArray[np.uint32]  # [N]
+
+    @classmethod
+    def join(cls, parts: Sequence[Self]) -> Self:
+        """All vectors of `parts`, in order."""
+        return cls(
+            vectors=np.concatenate([part.vectors for part in parts]),
+            num_input_tokens=np.concatenate([part.num_input_tokens for part in parts]),
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,8 @@ t - 1. What a first answer names then finds the documents that the question alon
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -17,13 +18,25 @@ from numpy.typing import NDArray
 from orthrus_client.aio import AsyncOrthrusClient
 from orthrus_client.index import Document, Hit
 from orthrus_client.options import EmbedOptions, Message, Sampling
-from orthrus_client.results import Generation
+from orthrus_client.results import Chunk, Generation
 
 
 class Index(Protocol):
     """What is searched: `orthrus_client.index.DocumentIndex`, or anything with its `search`."""
 
     def search(self, query: NDArray[np.float32], top_k: int, /) -> Sequence[Hit]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Retrieval:
+    """What a round found, before it generates. Times are in seconds."""
+
+    round: int  # from 1
+    question: str
+    query: str
+    hits: tuple[Hit, ...]
+    embed_seconds: float
+    search_seconds: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +119,31 @@ class IterativeRetriever:
     async def ask(self, question: str, *, timeout: float | None = None) -> Answer:
         """The answer to `question`; `timeout`, in seconds, is for each call to the server. Raises `OrthrusError`."""
         steps: list[Step] = []
-        for _ in range(self._rounds):
-            query = f"{question} {steps[-1].answer.text.strip()}" if steps else question
-            steps.append(await self._step(len(steps) + 1, question, query, timeout))
+        while len(steps) < self._rounds:
+            found = await self._retrieve(question, steps, timeout)
+            started = time.perf_counter()
+            answer = await self._client.chat(self._messages(found), timeout=timeout, **self._sampling)
+            steps.append(_step(found, answer, time.perf_counter() - started))
             if self._on_step is not None:
                 self._on_step(steps[-1])
         return Answer(question, steps[-1].answer.text.strip(), tuple(steps))
+
+    async def stream(self, question: str, *, timeout: float | None = None) -> AsyncGenerator[Retrieval | Chunk | Step]:
+        """The same as it happens. Every round is a `Retrieval`, the pieces of its text, and the `Step` that it was."""
+        steps: list[Step] = []
+        while len(steps) < self._rounds:
+            found = await self._retrieve(question, steps, timeout)
+            yield found
+            started, pieces = time.perf_counter(), []
+            messages = self._messages(found)
+            async with aclosing(self._client.stream_chat(messages, timeout=timeout, **self._sampling)) as chunks:
+                async for chunk in chunks:
+                    pieces.append(chunk)
+                    yield chunk
+            steps.append(_step(found, Generation.join(pieces), time.perf_counter() - started))
+            if self._on_step is not None:
+                self._on_step(steps[-1])
+            yield steps[-1]
 
     async def ask_all(
         self, questions: Sequence[str], *, concurrency: int = 64, timeout: float | None = None
@@ -133,22 +165,27 @@ class IterativeRetriever:
             raise failures.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _step(self, number: int, question: str, query: str, timeout: float | None) -> Step:
+    async def _retrieve(self, question: str, before: Sequence[Step], timeout: float | None) -> Retrieval:
+        query = f"{question} {before[-1].answer.text.strip()}" if before else question
         started = time.perf_counter()
         vectors = await self._client.embed(query, timeout=timeout, **self._embedding)
         embedded = time.perf_counter()
         hits = await asyncio.to_thread(self._index.search, vectors[0], self._top_k)  # a large index takes its time
         searched = time.perf_counter()
-        messages = self._prompt(question, [hit.document for hit in hits])
-        answer = await self._client.chat(messages, timeout=timeout, **self._sampling)
-        finished = time.perf_counter()
-        return Step(
-            round=number,
-            question=question,
-            query=query,
-            hits=tuple(hits),
-            answer=answer,
-            embed_seconds=embedded - started,
-            search_seconds=searched - embedded,
-            generate_seconds=finished - searched,
-        )
+        return Retrieval(len(before) + 1, question, query, tuple(hits), embedded - started, searched - embedded)
+
+    def _messages(self, found: Retrieval) -> Sequence[Message]:
+        return self._prompt(found.question, [hit.document for hit in found.hits])
+
+
+def _step(found: Retrieval, answer: Generation, generate_seconds: float) -> Step:
+    return Step(
+        round=found.round,
+        question=found.question,
+        query=found.query,
+        hits=found.hits,
+        answer=answer,
+        embed_seconds=found.embed_seconds,
+        search_seconds=found.search_seconds,
+        generate_seconds=generate_seconds,
+    )

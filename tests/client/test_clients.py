@@ -2,10 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
-from typing import cast
 
 import httpx2
 import numpy as np
@@ -20,7 +18,6 @@ from orthrus_client import (
     OrthrusClient,
     Sampling,
 )
-from orthrus_client.transport import Protocol
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.reference import Reference, prompts, texts
@@ -29,23 +26,6 @@ from tests.serving import RunningServer
 GREEDY: Sampling = {"max_tokens": 12, "temperature": 0.0}
 LONG: Sampling = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
 CHAT: list[Message] = [{"role": "user", "content": "Name a colour."}]
-
-
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> Protocol:
-    return cast(Protocol, request.param)
-
-
-@pytest.fixture
-def client(server: RunningServer, protocol: Protocol) -> Iterator[OrthrusClient]:
-    with OrthrusClient(getattr(server, protocol), protocol=protocol) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def aclient(server: RunningServer, protocol: Protocol) -> AsyncIterator[AsyncOrthrusClient]:
-    async with AsyncOrthrusClient(getattr(server, protocol), protocol=protocol) as opened:
-        yield opened
 
 
 def ended(server: RunningServer, outcome: str) -> int:

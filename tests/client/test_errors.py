@@ -15,14 +15,15 @@ from orthrus_client.errors import grpc_error, http_error, uncoded_error
 
 
 class Failed(grpc.RpcError):
-    def __init__(self, code: grpc.StatusCode) -> None:
+    def __init__(self, code: grpc.StatusCode, details: str = "what happened") -> None:
         self._code = code
+        self._details = details
 
     def code(self) -> grpc.StatusCode:
         return self._code
 
     def details(self) -> str:
-        return "what happened"
+        return self._details
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,12 @@ class Failed(grpc.RpcError):
     [
         (grpc.StatusCode.INVALID_ARGUMENT, InvalidRequest),
         (grpc.StatusCode.NOT_FOUND, InvalidRequest),
+        (grpc.StatusCode.UNIMPLEMENTED, InvalidRequest),
+        (grpc.StatusCode.ALREADY_EXISTS, InvalidRequest),
+        (grpc.StatusCode.PERMISSION_DENIED, InvalidRequest),
+        (grpc.StatusCode.UNAUTHENTICATED, InvalidRequest),
         (grpc.StatusCode.UNAVAILABLE, Unavailable),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, Unavailable),
         (grpc.StatusCode.DEADLINE_EXCEEDED, DeadlineExceeded),
         (grpc.StatusCode.CANCELLED, Cancelled),
         (grpc.StatusCode.INTERNAL, OrthrusError),
@@ -43,6 +49,14 @@ def test_a_grpc_code_has_its_error(code: grpc.StatusCode, kind: type[OrthrusErro
     assert str(error) == "what happened"
 
 
+def test_what_no_second_attempt_changes_is_no_overload() -> None:
+    for code, details in (
+        (grpc.StatusCode.UNAVAILABLE, "This protocol is restricted, expecting header 'x'"),
+        (grpc.StatusCode.RESOURCE_EXHAUSTED, "Received message larger than max (9 vs. 8)"),
+    ):
+        assert type(grpc_error(Failed(code, details), None)) is InvalidRequest
+
+
 @pytest.mark.parametrize(
     ("status", "message", "kind"),
     [
@@ -52,6 +66,15 @@ def test_a_grpc_code_has_its_error(code: grpc.StatusCode, kind: type[OrthrusErro
         (400, "adapter: unknown name 'unavailable: x'", InvalidRequest),
         (200, "in ensemble 'generate', unavailable: the engine failed", Unavailable),
         (404, "unknown model", InvalidRequest),
+        (401, "who are you", InvalidRequest),
+        (403, "This API is restricted", InvalidRequest),
+        (409, "already there", InvalidRequest),
+        (413, "too large", InvalidRequest),
+        (408, "too slow", Unavailable),
+        (429, "too often", Unavailable),
+        (501, "not for this model", InvalidRequest),
+        (502, "nobody there", Unavailable),
+        (504, "too late", DeadlineExceeded),
         (503, "not ready", Unavailable),
         (499, "gone", Cancelled),
         (500, "broken", OrthrusError),

@@ -1,0 +1,1 @@
+"""The command line, `orthrus-client`: one file for each command. What takes long to import is imported when it runs."""
