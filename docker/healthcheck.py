@@ -10,6 +10,8 @@ import time
 
 from orthrus_client import OrthrusClient, OrthrusError
 
+TEXT = "The capital of France is"
+
 
 def main() -> int:
     """Ask, say what came back, and return the exit status."""
@@ -20,8 +22,8 @@ def main() -> int:
     deadline = time.monotonic() + options.timeout
     try:
         with OrthrusClient(options.url) as client:
-            vectors = client.embed("Are you well?", timeout=deadline - time.monotonic())
-            answer = client.generate("Are you well?", max_tokens=1, timeout=deadline - time.monotonic())
+            vectors = client.embed(TEXT, timeout=deadline - time.monotonic())
+            answer = client.generate(TEXT, max_tokens=1, temperature=0, timeout=deadline - time.monotonic())
     except OrthrusError as error:
         print(f"unhealthy: {options.url}: {type(error).__name__}: {error}")
         return 1
