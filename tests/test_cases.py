@@ -11,7 +11,7 @@ NAMED = sorted(set(re.findall(r"`([\w/]+\.py)::(\w+)`", (HERE / "README.md").rea
 
 @pytest.mark.parametrize(("file", "name"), NAMED)
 def test_a_named_test_exists(file: str, name: str) -> None:
-    assert re.search(rf"^(def {name}\(|{name} = )", (HERE / file).read_text(encoding="utf-8"), re.MULTILINE)
+    assert re.search(rf"^(\s*def {name}\(|{name} = )", (HERE / file).read_text(encoding="utf-8"), re.MULTILINE)
 
 
 def test_every_case_names_a_test() -> None:
