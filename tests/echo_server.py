@@ -1,5 +1,7 @@
 """`orthrus serve` with small models in the place of the engine: quick to start, for tests.
 
+The prompt "nothing" gets no answer.
+
 Usage: python -m tests.echo_server FOLDER [seconds that unloading takes]
 """
 
@@ -16,11 +18,16 @@ ECHO = """
 import time
 import triton_python_backend_utils as pb_utils
 
+waiting = []
+
 
 class TritonPythonModel:
     def execute(self, requests):
         for request in requests:
             text = pb_utils.get_input_tensor_by_name(request, "text_input")
+            if text.as_numpy()[0] == b"nothing":
+                waiting.append(request.get_response_sender())
+                continue
             answer = pb_utils.InferenceResponse([pb_utils.Tensor("text_output", text.as_numpy())])
             request.get_response_sender().send(answer, flags=pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL)
 

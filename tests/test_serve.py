@@ -2,14 +2,16 @@
 
 import http.client
 import io
+import json
 import os
 import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -25,6 +27,9 @@ from orthrus_backend.serve.options import adapters_parameter, model_parameter
 from orthrus_backend.serve.ports import Endpoints, choose_endpoints, exposure
 from orthrus_backend.serve.server_log import ServerLog, failure
 from orthrus_backend.serve.triton_binary import find_triton
+from orthrus_backend.serve.workspace import SHARED_MEMORY, workspace
+from tests.server.test_generate import grpc_stream, post
+from tests.server.test_shutdown import Caller
 from tests.serving import RunningServer, left_over, orthrus_serve, running
 
 
@@ -35,6 +40,22 @@ def echo(tmp_path: Path) -> Iterator[RunningServer]:
     command = [sys.executable, "-m", "tests.echo_server", str(tmp_path / "models")]
     with running(command, tmp_path / "log", temporary=tmp_path / "tmp") as server:
         yield server
+
+
+def over_http(server: RunningServer) -> Callable[[Caller], object]:
+    def call(caller: Caller) -> object:
+        caller.started.set()
+        return post(server, {"text_input": "nothing"})
+
+    return call
+
+
+def over_grpc(server: RunningServer) -> Callable[[Caller], object]:
+    def call(caller: Caller) -> object:
+        caller.started.set()
+        return list(grpc_stream(server, text_input="nothing"))
+
+    return call
 
 
 class TestOptions:
@@ -180,10 +201,21 @@ class TestLife:
         assert list((tmp_path / "tmp").iterdir()) == []
         assert list(Path("/dev/shm").glob(f"orthrus-{echo.pid}-*")) == []
 
-    def test_killed_without_a_chance_to_tidy_it_leaves_no_process(self, echo: RunningServer) -> None:
+    def test_what_a_killed_one_leaves_is_removed_by_the_next(
+        self, echo: RunningServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         processes = echo.processes()
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+        with workspace():
+            assert all(process.is_running() for process in processes)  # nor is a living one's folder touched:
+            assert len(list((tmp_path / "tmp").iterdir())) == 2
         os.kill(echo.pid, signal.SIGKILL)
         assert left_over(processes, within=15) == []
+        (stale,) = (tmp_path / "tmp").iterdir()
+        (SHARED_MEMORY / f"{stale.name}-region").touch()  # as a stub leaves it that is killed too
+        with workspace() as folder:
+            assert list((tmp_path / "tmp").iterdir()) == [folder]
+        assert not list(SHARED_MEMORY.glob(f"{stale.name}-*"))
 
     def test_the_end_of_tritonserver_is_a_failure(self, echo: RunningServer, tmp_path: Path) -> None:
         processes = echo.processes()
@@ -192,11 +224,21 @@ class TestLife:
         assert "ended unasked (killed by SIGKILL)" in (tmp_path / "log").read_text()
         assert left_over(processes, within=5) == []
 
-    def test_the_end_of_a_model_process_is_a_failure(self, echo: RunningServer, tmp_path: Path) -> None:
+    def test_the_end_of_a_model_process_is_a_failure_and_nobody_waits_for_it(
+        self, echo: RunningServer, tmp_path: Path
+    ) -> None:
         processes = echo.processes()
+        callers = [Caller(call) for call in (over_http(echo), over_grpc(echo))]
+        for caller in callers:
+            assert caller.started.wait(10)
+        time.sleep(0.5)  # for the requests to arrive
         next(process for process in processes if "stub" in process.name()).kill()
         assert echo.process.wait(15) == 1
         assert "a model process of tritonserver died" in (tmp_path / "log").read_text()
+        for caller in callers:
+            caller.join(5)
+            assert not caller.is_alive()
+            assert caller.error is not None
         assert left_over(processes, within=5) == []
 
     def test_a_second_signal_ends_a_slow_stop_at_once(self, tmp_path: Path) -> None:
@@ -230,6 +272,14 @@ class TestLife:
         assert "\n" not in loading
         assert reason.startswith(f"model '{tmp_path}' cannot be loaded: ")
         assert "no-such-family" in reason
+
+    def test_an_adapter_that_cannot_be_loaded_is_a_failure_with_the_reason(self, tmp_path: Path) -> None:
+        adapter = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "use_dora": True}
+        (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+        command = orthrus_serve(f"--adapter=style={tmp_path}")
+        result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+        assert (result.returncode, result.stdout) == (1, "")  # it never said that it is ready
+        assert "use_dora" in result.stderr.splitlines()[-1]
 
     def test_a_stop_while_it_loads_is_no_error(self) -> None:
         process = subprocess.Popen(orthrus_serve(), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -10,6 +10,8 @@ import requests
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
+from tests.server.test_embed import infer
+from tests.server.test_generate import grpc_stream, post
 from tests.serving import RunningServer
 
 GENERATE_FAULTS: list[tuple[dict[str, Any], str]] = [
@@ -111,4 +113,32 @@ def test_a_flood_in_one_request_is_refused_before_it_costs_anybody_time(server: 
         answer = requests.post(f"http://{server.http}/v2/models/generate/generate", json=flood, timeout=60)
         assert answer.status_code == 400, answer.text
         assert_names(answer.text, "limit")
+    still_serves(server)
+
+
+def test_a_prompt_of_64_mb_is_refused_by_its_size(server: RunningServer) -> None:
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        tensor = grpc_client.InferInput("text_input", [1], "BYTES")
+        tensor.set_data_from_numpy(np.array([b"x" * (64 << 20)], dtype=np.object_))
+        with pytest.raises(
+            InferenceServerException, match=r"bytes; the limit is 16777216 \(max_request_bytes\)"
+        ) as caught:
+            client.infer("embed", [tensor])
+    assert caught.value.status() == "StatusCode.INVALID_ARGUMENT"
+    still_serves(server)
+
+
+def test_a_nul_is_a_character_and_other_bytes_are_refused(server: RunningServer) -> None:
+    assert post(server, {"text_input": "a\0b", "max_tokens": 2}).status_code == 200
+    assert np.isfinite(infer(server, "grpc", ["a\0b"])[0]).all()
+    with pytest.raises(InferenceServerException, match="text_input: not valid UTF-8 at byte 2"):
+        list(grpc_stream(server, text_input=b"ok\xff"))
+    still_serves(server)
+
+
+@pytest.mark.parametrize("inputs", [[], [{"name": "text_input", "shape": [-1], "datatype": "BYTES", "data": ["a"]}]])
+def test_a_missing_input_and_a_negative_shape_are_refused(server: RunningServer, inputs: list[Any]) -> None:
+    answer = requests.post(f"http://{server.http}/v2/models/embed/infer", json={"inputs": inputs}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert_names(answer.text, "text_input|input|shape")
     still_serves(server)

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import requests
 import tritonclient.grpc as grpc_client
 from tritonclient.utils import InferenceServerException
 
@@ -27,13 +28,13 @@ class Caller(threading.Thread):
         self._call = call
         self.started, self.leave = threading.Event(), threading.Event()
         self.result: Any = None
-        self.error: InferenceServerException | None = None
+        self.error: InferenceServerException | requests.RequestException | None = None
         self.start()
 
     def run(self) -> None:
         try:
             self.result = self._call(self)
-        except InferenceServerException as error:
+        except (InferenceServerException, requests.RequestException) as error:
             self.error = error
 
 
