@@ -2,6 +2,7 @@
 
 import json
 import secrets
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -187,9 +188,14 @@ def test_a_stream_takes_its_trace_from_a_parameter(server: RunningServer, collec
     sampling = json.dumps({"max_tokens": 4, "traceparent": parent})
     with pytest.raises(InferenceServerException, match="traceparent"):  # it is Triton's parameter, not one of sampling
         list(grpc_stream(server, text_input=PROMPT, sampling_parameters=sampling))
-    url = f"http://{server.http}/v2/models/orthrus/generate_stream"
-    body = {"text_input": PROMPT, "stream": True, "max_tokens": 4, "traceparent": parent}
-    requests.post(url, json=body, timeout=60)
+    ended = threading.Event()
+    with grpc_client.InferenceServerClient(server.grpc) as client:
+        prompt = grpc_client.InferInput("text_input", [1], "BYTES")
+        prompt.set_data_from_numpy(np.array([PROMPT.encode()], dtype=np.object_))
+        client.start_stream(lambda result, error: ended.set())
+        client.async_stream_infer("generate", [prompt], parameters={"traceparent": parent, "max_tokens": 4})
+        assert ended.wait(60)
+        client.stop_stream()
     spans = collector.spans(trace, 4)
     assert named(spans, "text_completion ").parent == CLIENT_SPAN
     assert len(spans) == 4  # Triton traces by headers only
