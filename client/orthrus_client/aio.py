@@ -25,7 +25,7 @@ from orthrus_client.contract import (
     prompt_tensors,
 )
 from orthrus_client.deadline import Deadline
-from orthrus_client.errors import Cancelled, DeadlineExceeded
+from orthrus_client.errors import server_may_go_on
 from orthrus_client.grpc_transport import AsyncGrpcTransport
 from orthrus_client.http_transport import AsyncHttpTransport
 from orthrus_client.options import RETRIES, EmbedOptions, Message, Protocol, Sampling
@@ -227,7 +227,8 @@ class AsyncOrthrusClient:
         """
         try:
             yield
-        except (DeadlineExceeded, Cancelled, GeneratorExit, asyncio.CancelledError):
-            with anyio.CancelScope(shield=True):  # a cancelled scope of anyio would cancel this await as well
-                await self._transport.stop(request_id)
+        except BaseException as error:
+            if server_may_go_on(error):
+                with anyio.CancelScope(shield=True):  # a cancelled scope of anyio would cancel this await as well
+                    await self._transport.stop(request_id)
             raise

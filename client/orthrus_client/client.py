@@ -25,7 +25,7 @@ from orthrus_client.contract import (
     prompt_tensors,
 )
 from orthrus_client.deadline import Deadline
-from orthrus_client.errors import Cancelled, DeadlineExceeded
+from orthrus_client.errors import server_may_go_on
 from orthrus_client.grpc_transport import GrpcTransport
 from orthrus_client.http_transport import HttpTransport
 from orthrus_client.options import RETRIES, EmbedOptions, Message, Protocol, Sampling
@@ -238,15 +238,16 @@ class OrthrusClient:
         """
         try:
             yield
-        except (DeadlineExceeded, Cancelled, GeneratorExit):
-            self._transport.stop(request_id)
-            raise
         except KeyboardInterrupt:
             # Not on this thread: raised in the middle of gRPC's code, it can leave a lock of the channel with this
             # thread, for which those that work for the channel then wait.
             stop = Thread(target=self._transport.stop, args=(request_id,), daemon=True)
             stop.start()
             stop.join(STOP_TIMEOUT)
+            raise
+        except BaseException as error:
+            if server_may_go_on(error):
+                self._transport.stop(request_id)
             raise
 
 

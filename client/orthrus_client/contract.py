@@ -110,9 +110,11 @@ def stop_tensors() -> Tensors:
     return {"stop": np.array([True])}
 
 
-def grpc_request(model: str, request_id: str, tensors: Tensors) -> service_pb2.ModelInferRequest:
-    """The protobuf message of a call."""
+def grpc_request(model: str, request_id: str, tensors: Tensors, timeout: int = 0) -> service_pb2.ModelInferRequest:
+    """The protobuf message of a call, for which the server has `timeout` microseconds; 0: as many as it takes."""
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
+    if timeout:
+        request.parameters["timeout"].int64_param = timeout
     for name, array in tensors.items():
         request.inputs.add(name=name, shape=array.shape, datatype=np_to_triton_dtype(array.dtype))
         is_text = array.dtype == np.object_
@@ -120,13 +122,15 @@ def grpc_request(model: str, request_id: str, tensors: Tensors) -> service_pb2.M
     return request
 
 
-def generate_json(request_id: str, tensors: Tensors) -> dict[str, Any]:
-    """The JSON body of a call to Triton's HTTP generate endpoints: every input is a scalar, but for token ids."""
+def generate_json(request_id: str, tensors: Tensors, timeout: int = 0) -> dict[str, Any]:
+    """The JSON body of a call to Triton's HTTP generate endpoints: every input is a scalar, but for token ids.
+
+    `timeout` is in microseconds, as for `grpc_request`.
+    """
     lists = (TOKEN_IDS, "input_lengths")
-    return {
-        "id": request_id,
-        **{name: array.tolist() if name in lists else array.item() for name, array in tensors.items()},
-    }
+    parameters = {"timeout": timeout} if timeout else {}
+    inputs = {name: array.tolist() if name in lists else array.item() for name, array in tensors.items()}
+    return {"id": request_id, **parameters, **inputs}
 
 
 def grpc_fields(response: service_pb2.ModelInferResponse) -> Fields:

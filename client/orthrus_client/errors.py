@@ -1,7 +1,7 @@
 """The errors a call may end with, and how gRPC's and HTTP's status codes become them.
 
-Triton's HTTP generate endpoints answer 400 to every error of the model, and its gRPC streams have no code at all. The
-server therefore begins the message of an overload with `OVERLOAD`, and that is what is looked for here.
+Triton's HTTP generate endpoints answer 400 to every error of the model, its gRPC streams have no code at all, and no
+protocol has one for a deadline of the server's. The server therefore begins such messages with a word of their kind.
 """
 
 import re
@@ -9,8 +9,6 @@ from http import HTTPStatus
 
 import grpc
 
-OVERLOAD = "unavailable: "
-INTERNAL = "internal error: "
 _ENSEMBLE = r"(?:in ensemble '[^']*', )?"  # what Triton puts before the message of an ensemble's step
 # What comes with the code of an overload, but no second attempt changes: a missing header of a restricted protocol
 # (Triton says UNAVAILABLE), a message over the server's limit (gRPC says RESOURCE_EXHAUSTED).
@@ -36,6 +34,14 @@ class DeadlineExceeded(OrthrusError):  # noqa: N818
 class Cancelled(OrthrusError):  # noqa: N818
     """The call was cancelled by somebody else than its caller, e.g. by a server that shuts down."""
 
+
+_BY_BEGINNING: dict[str, type[OrthrusError]] = {
+    "unavailable": Unavailable,
+    "deadline exceeded": DeadlineExceeded,
+    "cancelled": Cancelled,
+    "internal error": OrthrusError,
+}
+_BEGINNING = re.compile(f"{_ENSEMBLE}({'|'.join(_BY_BEGINNING)}): ")
 
 _BY_GRPC_CODE: dict[grpc.StatusCode, type[OrthrusError]] = {
     grpc.StatusCode.INVALID_ARGUMENT: InvalidRequest,
@@ -70,25 +76,31 @@ def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
         return deadline_error(timeout)
     details = error.details() or code.name
-    kind = InvalidRequest if re.search(_REFUSAL, details) else _BY_GRPC_CODE.get(code, OrthrusError)
-    return kind(details)
+    if re.search(_REFUSAL, details):
+        return InvalidRequest(details)
+    return (_kind(details) or _BY_GRPC_CODE.get(code, OrthrusError))(details)
 
 
 def uncoded_error(message: str) -> OrthrusError:
     """The error behind a text alone."""
-    if re.match(_ENSEMBLE + OVERLOAD, message):
-        return Unavailable(message)
-    if re.match(_ENSEMBLE + INTERNAL, message):
-        return OrthrusError(message)
-    return InvalidRequest(message)
+    return (_kind(message) or InvalidRequest)(message)
 
 
 def http_error(status: int, message: str) -> OrthrusError:
     """The error behind an HTTP status; an error in the middle of a stream comes with the stream's own, 200."""
-    if status == HTTPStatus.BAD_REQUEST or re.match(_ENSEMBLE + OVERLOAD, message):
-        return uncoded_error(message)
     other = InvalidRequest if status // 100 == 4 else OrthrusError
-    return _BY_HTTP_STATUS.get(status, other)(message or f"HTTP status {status}")
+    return (_kind(message) or _BY_HTTP_STATUS.get(status, other))(message or f"HTTP status {status}")
+
+
+def server_may_go_on(error: BaseException) -> bool:
+    """Whether the server may still work on a call that ended so: the caller left before the answer was complete."""
+    return isinstance(error, DeadlineExceeded | Cancelled) or not isinstance(error, OrthrusError)
+
+
+def _kind(message: str) -> type[OrthrusError] | None:
+    """The error whose word a message begins with."""
+    begins = _BEGINNING.match(message)
+    return None if begins is None else _BY_BEGINNING[begins[1]]
 
 
 def deadline_error(timeout: float | None) -> DeadlineExceeded:

@@ -68,7 +68,7 @@ class GrpcTransport:
     def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         if TOKEN_IDS in tensors:
             return self._embed_ids(request_id, tensors, deadline)
-        request = grpc_request(EMBED, request_id, tensors)
+        request = grpc_request(EMBED, request_id, tensors, deadline.for_server())
         try:
             response = self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -76,7 +76,8 @@ class GrpcTransport:
         return read_embeddings(InferResult(response))
 
     def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Generator[Chunk]:
-        request, reader = grpc_request(generation_model(tensors), request_id, tensors), ChunkReader()
+        request = grpc_request(generation_model(tensors), request_id, tensors, deadline.for_server())
+        reader = ChunkReader()
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             for message in call:
@@ -88,7 +89,7 @@ class GrpcTransport:
 
     def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         """Only the backend itself takes token ids, and it answers in a stream."""
-        request = grpc_request(BACKEND, request_id, tensors)
+        request = grpc_request(BACKEND, request_id, tensors, deadline.for_server())
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             return read_embeddings(InferResult(_response(next(call))))
@@ -143,7 +144,7 @@ class AsyncGrpcTransport:
     async def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         if TOKEN_IDS in tensors:
             return await self._embed_ids(request_id, tensors, deadline)
-        request = grpc_request(EMBED, request_id, tensors)
+        request = grpc_request(EMBED, request_id, tensors, deadline.for_server())
         try:
             response = await self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -151,7 +152,8 @@ class AsyncGrpcTransport:
         return read_embeddings(InferResult(response))
 
     async def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Chunk]:
-        request, reader = grpc_request(generation_model(tensors), request_id, tensors), ChunkReader()
+        request = grpc_request(generation_model(tensors), request_id, tensors, deadline.for_server())
+        reader = ChunkReader()
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             async for message in call:
@@ -164,7 +166,7 @@ class AsyncGrpcTransport:
 
     async def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         """Only the backend itself takes token ids, and it answers in a stream."""
-        request = grpc_request(BACKEND, request_id, tensors)
+        request = grpc_request(BACKEND, request_id, tensors, deadline.for_server())
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             return read_embeddings(InferResult(_response(await anext(aiter(call)))))

@@ -61,7 +61,7 @@ class HttpTransport:
     def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         if TOKEN_IDS in tensors:
             return self._embed_ids(request_id, tensors, deadline)
-        body, own = _infer_body(request_id, tensors)
+        body, own = _infer_body(request_id, tensors, deadline.for_server())
         try:
             response = self._http.post(
                 f"/v2/models/{EMBED}/infer", content=body, headers=self._headers | own, timeout=deadline.left()
@@ -71,8 +71,8 @@ class HttpTransport:
         return _embeddings(response)
 
     def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Generator[Chunk]:
-        body, headers, timeout = generate_json(request_id, tensors), self._headers, deadline.left()
-        url, reader = _generation_url(tensors), ChunkReader()
+        body, headers = generate_json(request_id, tensors, deadline.for_server()), self._headers
+        url, reader, timeout = _generation_url(tensors), ChunkReader(), deadline.left()
         try:
             if not body["stream"]:
                 response = self._http.post(url, json=body, headers=headers, timeout=timeout)
@@ -91,7 +91,7 @@ class HttpTransport:
 
     def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         """Only the backend itself takes token ids, and it answers a plain infer with an error."""
-        body = generate_json(request_id, tensors)
+        body = generate_json(request_id, tensors, deadline.for_server())
         try:
             response = self._http.post(_DIRECT, json=body, headers=self._headers, timeout=deadline.left())
         except httpx2.TransportError as error:
@@ -138,7 +138,7 @@ class AsyncHttpTransport:
     async def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         if TOKEN_IDS in tensors:
             return await self._embed_ids(request_id, tensors, deadline)
-        body, own = _infer_body(request_id, tensors)
+        body, own = _infer_body(request_id, tensors, deadline.for_server())
         try:
             async with asyncio.timeout(deadline.left()):
                 response = await self._http.post(f"/v2/models/{EMBED}/infer", content=body, headers=self._headers | own)
@@ -149,7 +149,8 @@ class AsyncHttpTransport:
         return _embeddings(response)
 
     async def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Chunk]:
-        async with aclosing(self._chunks(_generation_url(tensors), generate_json(request_id, tensors))) as chunks:
+        body = generate_json(request_id, tensors, deadline.for_server())
+        async with aclosing(self._chunks(_generation_url(tensors), body)) as chunks:
             while True:
                 try:
                     # Not around the loop: a deadline that passes while the caller works must not cancel the caller.
@@ -180,7 +181,7 @@ class AsyncHttpTransport:
 
     async def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         """Only the backend itself takes token ids, and it answers a plain infer with an error."""
-        body = generate_json(request_id, tensors)
+        body = generate_json(request_id, tensors, deadline.for_server())
         try:
             async with asyncio.timeout(deadline.left()):
                 response = await self._http.post(_DIRECT, json=body, headers=self._headers)
@@ -224,13 +225,15 @@ def _verify(tls: Tls | None) -> ssl.SSLContext | bool:
     return True if tls is None else tls.context()
 
 
-def _infer_body(request_id: str, tensors: Tensors) -> tuple[bytes, dict[str, str]]:
+def _infer_body(request_id: str, tensors: Tensors, timeout: int) -> tuple[bytes, dict[str, str]]:
     inputs = []
     for name, array in tensors.items():
         tensor = InferInput(name, list(array.shape), np_to_triton_dtype(array.dtype))
         inputs.append(tensor.set_data_from_numpy(array))
     outputs = [InferRequestedOutput(name) for name in ("embedding", "num_input_tokens")]
-    body, header_length = InferenceServerClient.generate_request_body(inputs, outputs=outputs, request_id=request_id)
+    body, header_length = InferenceServerClient.generate_request_body(
+        inputs, outputs=outputs, request_id=request_id, timeout=timeout or None
+    )
     return body, {} if header_length is None else {HEADER_LENGTH: str(header_length)}
 
 

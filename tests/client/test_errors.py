@@ -1,5 +1,7 @@
 """Which error a status becomes."""
 
+import asyncio
+
 import grpc
 import pytest
 from orthrus_client import (
@@ -11,7 +13,7 @@ from orthrus_client import (
     OrthrusError,
     Unavailable,
 )
-from orthrus_client.errors import grpc_error, http_error, uncoded_error
+from orthrus_client.errors import grpc_error, http_error, server_may_go_on, uncoded_error
 
 
 class Failed(grpc.RpcError):
@@ -63,6 +65,8 @@ def test_what_no_second_attempt_changes_is_no_overload() -> None:
         (400, "in ensemble 'generate', top_p: 2", InvalidRequest),
         (400, "in ensemble 'generate', unavailable: too many requests", Unavailable),
         (400, "in ensemble 'generate', internal error: boom", OrthrusError),
+        (400, "in ensemble 'embed', deadline exceeded: the request's time is over", DeadlineExceeded),
+        (400, "cancelled: the request was ended", Cancelled),
         (400, "adapter: unknown name 'unavailable: x'", InvalidRequest),
         (200, "in ensemble 'generate', unavailable: the engine failed", Unavailable),
         (404, "unknown model", InvalidRequest),
@@ -91,6 +95,30 @@ def test_a_text_without_a_code_is_a_refused_request_unless_it_says_otherwise() -
     assert type(uncoded_error("top_p: 2")) is InvalidRequest
     assert type(uncoded_error("unavailable: too many requests")) is Unavailable
     assert type(uncoded_error("internal error: boom")) is OrthrusError
+    assert type(uncoded_error("in ensemble 'embed', deadline exceeded: too late")) is DeadlineExceeded
+
+
+def test_a_deadline_of_the_servers_has_the_code_of_a_cancellation_and_is_told_by_its_text() -> None:
+    late = Failed(grpc.StatusCode.CANCELLED, "in ensemble 'embed', deadline exceeded: the request's time is over")
+    assert type(grpc_error(late, None)) is DeadlineExceeded
+
+
+@pytest.mark.parametrize(
+    ("error", "goes_on"),
+    [
+        (DeadlineExceeded(), True),
+        (Cancelled(), True),
+        (KeyboardInterrupt(), True),
+        (GeneratorExit(), True),
+        (asyncio.CancelledError(), True),
+        (InvalidRequest(), False),
+        (Unavailable(), False),
+        (OrthrusError(), False),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_the_server_may_go_on_unless_it_has_answered(error: BaseException, goes_on: bool) -> None:
+    assert server_may_go_on(error) is goes_on
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
