@@ -7,6 +7,7 @@ nothing is left behind, its memory no longer grows, and it answers afterwards wh
 import asyncio
 import json
 import random
+import signal
 import sys
 from collections import Counter
 from typing import Annotated
@@ -38,6 +39,7 @@ def main(
     seed: Annotated[int, typer.Option(help="What the calls are drawn from.")] = 0,
 ) -> None:
     """Run the soak against a server of its own; the last line on stdout is the ledger as JSON."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it, too, ends the server that is started here
     try:
         with local_server("--max-model-len=1024") as server:
             faults = soak(server, requests, concurrency, seed)

@@ -97,7 +97,12 @@ class Caller:
         body: dict[str, Any] = {
             "id": request_id,
             "inputs": [
-                {"name": name, "shape": list(array.shape), "datatype": "BYTES", "data": [item.decode() for item in array]}
+                {
+                    "name": name,
+                    "shape": list(array.shape),
+                    "datatype": "BYTES",
+                    "data": [item.decode() for item in array],
+                }
                 for name, array in tensors.items()
             ],
         }
