@@ -14,7 +14,7 @@ from orthrus_backend.prompt_checks import PromptChecks
 from orthrus_backend.request import AdapterHandle, GenerateRequest, TextStream
 from orthrus_backend.tokenization import Tokenization
 
-DEFAULT_MAX_TOKENS = 16  # vLLM's default, or less where the prompt leaves less room
+DEFAULT_MAX_TOKENS = 16  # vLLM's default, or less where the prompt leaves less room; an explicit None: all the room
 MakeText = Callable[[SamplingParams], TextStream]
 
 
@@ -43,7 +43,8 @@ class GenerateIntake:
         """
         ids = self._checks.prompt_ids(self._prompt_ids(prompt))
         room = self._checks.limit - len(ids) + 1  # the last token is produced, never computed
-        max_tokens = params.max_tokens or min(DEFAULT_MAX_TOKENS, max(room, 1))
+        most = room if "max_tokens" in params.model_fields_set else DEFAULT_MAX_TOKENS
+        max_tokens = params.max_tokens or max(1, min(most, room))
         if max_tokens > room:
             raise ValueError(
                 f"a prompt of {len(ids)} tokens and max_tokens {max_tokens} "

@@ -115,14 +115,16 @@ class GenerateReply(_Reply):
             sequence.sent()
 
     def _logprobs(self, tokens: Sequence[TokenLogprobs]) -> str:
-        """JSON as in NVIDIA's vLLM backend: for each token a map of id to log-probability, rank and text."""
+        """JSON as in NVIDIA's vLLM backend: for each token a map of id to log-probability, rank and text.
+
+        The chosen token comes first, as in vLLM.
+        """
         return json.dumps([self._token_logprobs(token) for token in tokens])
 
     def _token_logprobs(self, token: TokenLogprobs) -> dict[int, dict[str, Any]]:
-        entries: dict[int, dict[str, Any]] = {}
+        entries = {token.token: self._entry(token.token, token.logprob, None)}
         for rank, (candidate, logprob) in enumerate(token.top, start=1):
             entries[candidate] = self._entry(candidate, logprob, rank)
-        entries.setdefault(token.token, self._entry(token.token, token.logprob, None))
         return entries
 
     def _entry(self, token: int, logprob: float, rank: int | None) -> dict[str, Any]:
