@@ -16,10 +16,12 @@ from orthrus_client.contract import (
     EMBED,
     GENERATE,
     Tensors,
+    TokenIds,
     chat_tensors,
     embed_tensors,
     listed_texts,
     new_request_id,
+    one_text,
     prompt_tensors,
 )
 from orthrus_client.deadline import Deadline
@@ -74,7 +76,7 @@ class AsyncOrthrusClient:
 
     async def embed(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str] | Sequence[TokenIds],
         *,
         timeout: float | None = None,
         batch_size: int = BATCH_SIZE,
@@ -97,7 +99,7 @@ class AsyncOrthrusClient:
 
     async def embed_with_usage(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str] | Sequence[TokenIds],
         *,
         timeout: float | None = None,
         batch_size: int = BATCH_SIZE,
@@ -125,13 +127,22 @@ class AsyncOrthrusClient:
                 raise failures.exceptions[0] from None
         return Embeddings.join([result for result in results if result is not None])
 
-    async def generate(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generation:
+    async def generate(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> Generation:
         """The text that follows `prompt`, which is not repeated in it."""
-        chunks = self._run(prompt_tensors(prompt, sampling, stream=False), timeout)
+        chunks = self._run(prompt_tensors(prompt, one_text(sampling), stream=False), timeout)
         return Generation.join([chunk async for chunk in chunks])
 
+    async def generate_n(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> list[Generation]:
+        """`n` texts that follow `prompt`, each drawn for itself."""
+        chunks = self._run(prompt_tensors(prompt, sampling, stream=False), timeout)
+        return Generation.join_each([chunk async for chunk in chunks])
+
     def stream(
-        self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> AsyncGenerator[Chunk]:
         """The same text in pieces, as they are made. Begins when the first is asked for; `aclose()` ends it early."""
         return self._run(prompt_tensors(prompt, sampling, stream=True), timeout)
@@ -140,7 +151,7 @@ class AsyncOrthrusClient:
         self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> Generation:
         """The answer to `messages`, which the model's own chat template turns into a prompt."""
-        chunks = self._run(chat_tensors(messages, sampling, stream=False), timeout)
+        chunks = self._run(chat_tensors(messages, one_text(sampling), stream=False), timeout)
         return Generation.join([chunk async for chunk in chunks])
 
     def stream_chat(
@@ -149,13 +160,24 @@ class AsyncOrthrusClient:
         """The same answer in pieces, as they are made."""
         return self._run(chat_tensors(messages, sampling, stream=True), timeout)
 
+    async def chat_n(
+        self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> list[Generation]:
+        """`n` answers, each drawn for itself."""
+        chunks = self._run(chat_tensors(messages, sampling, stream=False), timeout)
+        return Generation.join_each([chunk async for chunk in chunks])
+
     async def is_ready(self) -> bool:
         """Whether both entry points are loaded; False as well when nobody answers."""
         return await self._transport.is_ready(EMBED) and await self._transport.is_ready(GENERATE)
 
+    async def parameters(self) -> Mapping[str, str]:
+        """What the backend was started with, by the names of its configuration; those that were left out are empty."""
+        return await self._transport.parameters(BACKEND)
+
     async def embedding_model(self) -> str:
         """The model that embeds, as the server was told: a folder, a file or a hub id; empty if it does not say."""
-        parameters = await self._transport.parameters(BACKEND)
+        parameters = await self.parameters()
         return parameters.get("embedding_model") or parameters.get("model", "")
 
     async def close(self) -> None:
@@ -168,7 +190,9 @@ class AsyncOrthrusClient:
     async def __aexit__(self, *exc_info: object) -> None:
         await self.close()
 
-    async def _embed(self, texts: Sequence[str], options: EmbedOptions, deadline: Deadline) -> Embeddings:
+    async def _embed(
+        self, texts: Sequence[str] | Sequence[TokenIds], options: EmbedOptions, deadline: Deadline
+    ) -> Embeddings:
         tensors = embed_tensors(texts, options)
 
         async def attempt() -> Embeddings:

@@ -2,13 +2,19 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+Text = TypeVar("Text", bound=str | NDArray[np.int32])  # or token ids, [n]
 
 BATCH_SIZE = 64  # texts in one request
 IN_FLIGHT = 4  # requests at once: enough that the server never waits for the next one
 BATCH_BYTES = 1 << 20  # of text in one request; a longer text goes alone
 
 
-def split(texts: Sequence[str], batch_size: int) -> list[Sequence[str]]:
+def split(texts: Sequence[Text], batch_size: int) -> list[Sequence[Text]]:
     """`texts`, in order, in parts of at most `batch_size` texts and `BATCH_BYTES` bytes.
 
     Raises:
@@ -18,7 +24,7 @@ def split(texts: Sequence[str], batch_size: int) -> list[Sequence[str]]:
         raise ValueError(f"batch_size is at least 1, not {batch_size}")
     starts, size = [0], 0
     for position, text in enumerate(texts):
-        length = len(text.encode(errors="surrogatepass"))
+        length = len(text.encode(errors="surrogatepass")) if isinstance(text, str) else text.nbytes
         if position - starts[-1] == batch_size or (position > starts[-1] and size + length > BATCH_BYTES):
             starts.append(position)
             size = 0

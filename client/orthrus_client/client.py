@@ -16,10 +16,12 @@ from orthrus_client.contract import (
     EMBED,
     GENERATE,
     Tensors,
+    TokenIds,
     chat_tensors,
     embed_tensors,
     listed_texts,
     new_request_id,
+    one_text,
     prompt_tensors,
 )
 from orthrus_client.deadline import Deadline
@@ -80,7 +82,7 @@ class OrthrusClient:
 
     def embed(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str] | Sequence[TokenIds],
         *,
         timeout: float | None = None,
         batch_size: int = BATCH_SIZE,
@@ -103,7 +105,7 @@ class OrthrusClient:
 
     def embed_with_usage(
         self,
-        texts: str | Sequence[str],
+        texts: str | Sequence[str] | Sequence[TokenIds],
         *,
         timeout: float | None = None,
         batch_size: int = BATCH_SIZE,
@@ -119,11 +121,21 @@ class OrthrusClient:
                 return self._embed(parts[0], options, deadline, _Running())
             return Embeddings.join(self._embed_all(parts, options, deadline, workers, advance))
 
-    def generate(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generation:
+    def generate(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> Generation:
         """The text that follows `prompt`, which is not repeated in it."""
-        return Generation.join(self._run(prompt_tensors(prompt, sampling, stream=False), timeout))
+        return Generation.join(self._run(prompt_tensors(prompt, one_text(sampling), stream=False), timeout))
 
-    def stream(self, prompt: str, *, timeout: float | None = None, **sampling: Unpack[Sampling]) -> Generator[Chunk]:
+    def generate_n(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> list[Generation]:
+        """`n` texts that follow `prompt`, each drawn for itself."""
+        return Generation.join_each(self._run(prompt_tensors(prompt, sampling, stream=False), timeout))
+
+    def stream(
+        self, prompt: str | TokenIds, *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> Generator[Chunk]:
         """The same text in pieces, as they are made. Begins when the first is asked for; `close()` ends it early."""
         return self._run(prompt_tensors(prompt, sampling, stream=True), timeout)
 
@@ -131,7 +143,7 @@ class OrthrusClient:
         self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
     ) -> Generation:
         """The answer to `messages`, which the model's own chat template turns into a prompt."""
-        return Generation.join(self._run(chat_tensors(messages, sampling, stream=False), timeout))
+        return Generation.join(self._run(chat_tensors(messages, one_text(sampling), stream=False), timeout))
 
     def stream_chat(
         self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
@@ -139,13 +151,23 @@ class OrthrusClient:
         """The same answer in pieces, as they are made."""
         return self._run(chat_tensors(messages, sampling, stream=True), timeout)
 
+    def chat_n(
+        self, messages: Sequence[Message], *, timeout: float | None = None, **sampling: Unpack[Sampling]
+    ) -> list[Generation]:
+        """`n` answers, each drawn for itself."""
+        return Generation.join_each(self._run(chat_tensors(messages, sampling, stream=False), timeout))
+
     def is_ready(self) -> bool:
         """Whether both entry points are loaded; False as well when nobody answers."""
         return self._transport.is_ready(EMBED) and self._transport.is_ready(GENERATE)
 
+    def parameters(self) -> Mapping[str, str]:
+        """What the backend was started with, by the names of its configuration; those that were left out are empty."""
+        return self._transport.parameters(BACKEND)
+
     def embedding_model(self) -> str:
         """The model that embeds, as the server was told: a folder, a file or a hub id; empty if it does not say."""
-        parameters = self._transport.parameters(BACKEND)
+        parameters = self.parameters()
         return parameters.get("embedding_model") or parameters.get("model", "")
 
     def close(self) -> None:
@@ -160,7 +182,7 @@ class OrthrusClient:
 
     def _embed_all(
         self,
-        parts: Sequence[Sequence[str]],
+        parts: Sequence[Sequence[str] | Sequence[TokenIds]],
         options: EmbedOptions,
         deadline: Deadline,
         workers: int,
@@ -182,7 +204,7 @@ class OrthrusClient:
             return [call.result() for call in calls]
 
     def _embed(
-        self, texts: Sequence[str], options: EmbedOptions, deadline: Deadline, running: "_Running"
+        self, texts: Sequence[str] | Sequence[TokenIds], options: EmbedOptions, deadline: Deadline, running: "_Running"
     ) -> Embeddings:
         tensors = embed_tensors(texts, options)
 

@@ -5,6 +5,7 @@ All four transports share this file. A call is a `Tensors` (input name -> array)
 """
 
 import json
+import reprlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 from uuid import uuid4
@@ -21,6 +22,11 @@ EMBED = "embed"  # the entry points of the model repository ...
 GENERATE = "generate"
 BACKEND = "orthrus"  # ... and the backend behind both, which alone knows `stop`
 
+TOKEN_IDS = "input_ids"  # an input that only the backend itself has
+
+_MAX_TOKEN_ID = int(np.iinfo(np.int32).max)
+
+TokenIds = Sequence[int]
 Tensors = Mapping[str, NDArray[Any]]
 Fields = Mapping[str, Any]
 
@@ -30,34 +36,43 @@ def new_request_id() -> str:
     return uuid4().hex
 
 
-def listed_texts(texts: str | Sequence[str]) -> list[str]:
+def listed_texts(texts: str | Sequence[str] | Sequence[TokenIds]) -> list[Any]:
     """`texts`, of which a single one counts as a list of one.
 
     Raises:
-        ValueError: there is no text, or something that is not a text.
+        ValueError: there is no text, or something that is neither a text nor token ids, or both in one list.
     """
-    listed = [texts] if isinstance(texts, str) else list(texts)
+    listed: list[Any] = [texts] if isinstance(texts, str) else list(texts)
     if not listed:
         raise ValueError("texts is empty: there is nothing to embed")
+    if not isinstance(listed[0], str):
+        return [_ids(text) for text in listed]
     for position, text in enumerate(listed):
         if not isinstance(text, str):
             raise ValueError(f"texts[{position}] is not a str: {text!r}")
     return listed
 
 
-def embed_tensors(texts: str | Sequence[str], options: EmbedOptions) -> Tensors:
+def embed_tensors(texts: str | Sequence[str] | Sequence[TokenIds], options: EmbedOptions) -> Tensors:
     """The inputs of an embedding call. Raises what `listed_texts` raises."""
-    tensors = {"text_input": _strings(listed_texts(texts))}
+    listed = listed_texts(texts)
+    if isinstance(listed[0], str):
+        tensors = {"text_input": _strings(listed)}
+    else:
+        tensors = {"task": _strings([EMBED]), **_token_ids(listed)}
     if options:
         tensors["embedding_parameters"] = _strings([json.dumps(options)])
     return tensors
 
 
-def prompt_tensors(prompt: str, sampling: Sampling, *, stream: bool) -> Tensors:
-    """The inputs of a call that continues a text. Raises `ValueError` for anything but a text."""
-    if not isinstance(prompt, str):
-        raise ValueError(f"prompt is to be one str, not {prompt!r}; messages go to chat")
-    return {"text_input": _strings([prompt]), **_generation_tensors(sampling, stream)}
+def prompt_tensors(prompt: str | TokenIds, sampling: Sampling, *, stream: bool) -> Tensors:
+    """The inputs of a call that continues a text. Raises `ValueError` for anything but a text or token ids."""
+    if isinstance(prompt, str):
+        return {"text_input": _strings([prompt]), **_generation_tensors(sampling, stream)}
+    try:
+        return {**_token_ids([_ids(prompt)]), **_generation_tensors(sampling, stream)}
+    except ValueError as error:
+        raise ValueError(f"prompt is to be one str or a list of token ids: {error}; messages go to chat") from None
 
 
 def chat_tensors(messages: Sequence[Message], sampling: Sampling, *, stream: bool) -> Tensors:
@@ -78,6 +93,18 @@ def _generation_tensors(sampling: Sampling, stream: bool) -> Tensors:
     }
 
 
+def one_text(sampling: Sampling) -> Sampling:
+    """`sampling`, which asks for one text. Raises `ValueError` if it asks for several."""
+    if sampling.get("n", 1) != 1:
+        raise ValueError(f"n {sampling.get('n')}: this call makes one text; generate_n and chat_n make several")
+    return sampling
+
+
+def generation_model(tensors: Tensors) -> str:
+    """The model that a generation is asked of: the entry point, unless the prompt is token ids."""
+    return BACKEND if TOKEN_IDS in tensors else GENERATE
+
+
 def stop_tensors() -> Tensors:
     """The inputs that end the request which carries the same id."""
     return {"stop": np.array([True])}
@@ -94,29 +121,60 @@ def grpc_request(model: str, request_id: str, tensors: Tensors) -> service_pb2.M
 
 
 def generate_json(request_id: str, tensors: Tensors) -> dict[str, Any]:
-    """The JSON body of a call to Triton's HTTP generate endpoints, where every input is a scalar."""
-    return {"id": request_id, **{name: array.item() for name, array in tensors.items()}}
+    """The JSON body of a call to Triton's HTTP generate endpoints: every input is a scalar, but for token ids."""
+    lists = (TOKEN_IDS, "input_lengths")
+    return {
+        "id": request_id,
+        **{name: array.tolist() if name in lists else array.item() for name, array in tensors.items()},
+    }
 
 
 def grpc_fields(response: service_pb2.ModelInferResponse) -> Fields:
     """The outputs of one response of a generation; those that the server left out are missing."""
     result = InferResult(response)
     arrays = {output.name: result.as_numpy(output.name) for output in response.outputs}
-    values = {name: array.flat[0] for name, array in arrays.items() if array is not None and array.size}
-    return {name: value.decode() if isinstance(value, bytes) else value for name, value in values.items()}
+    values = {name: array.reshape(-1).tolist() for name, array in arrays.items() if array is not None and array.size}
+    return {
+        name: [item.decode() if isinstance(item, bytes) else item for item in value] for name, value in values.items()
+    }
 
 
-def read_chunk(fields: Fields) -> Chunk:
-    """One response of a generation."""
-    logprob, logprobs = fields.get("cumulative_logprob"), fields.get("logprobs")
-    return Chunk(
-        text=fields.get("text_output", ""),
-        finish_reason=fields.get("finish_reason") or None,
-        num_input_tokens=int(fields.get("num_input_tokens", 0)),
-        num_output_tokens=int(fields.get("num_output_tokens", 0)),
-        cumulative_logprob=None if logprob is None else float(logprob),
-        logprobs=json.loads(logprobs) if logprobs else None,
-    )
+class ChunkReader:
+    """Reads the responses of one generation, in order.
+
+    A response has one entry for each of the n texts, so also for those of which nothing is new.
+    """
+
+    def __init__(self) -> None:
+        self._ended: set[int] = set()
+
+    def read(self, fields: Fields) -> list[Chunk]:
+        """What is new in a response; never empty for a single text."""
+        count = len(_listed(fields.get("text_output", "")))
+        chunks = [self._chunk(fields, index) for index in range(count)]
+        new = [
+            chunk
+            for chunk in chunks
+            if count == 1
+            or (chunk.index not in self._ended and (chunk.text or chunk.num_output_tokens or chunk.finish_reason))
+        ]
+        self._ended.update(chunk.index for chunk in new if chunk.finish_reason)
+        return new
+
+    def _chunk(self, fields: Fields, index: int) -> Chunk:
+        def field(name: str) -> Any:
+            return _listed(fields[name])[index] if name in fields else None
+
+        logprob, logprobs = field("cumulative_logprob"), field("logprobs")
+        return Chunk(
+            text=field("text_output") or "",
+            finish_reason=field("finish_reason") or None,
+            num_input_tokens=int(_listed(fields.get("num_input_tokens", 0))[0]),  # of the one prompt
+            num_output_tokens=int(field("num_output_tokens") or 0),
+            cumulative_logprob=None if logprob is None else float(logprob),
+            logprobs=json.loads(logprobs) if logprobs else None,
+            index=index,
+        )
 
 
 def read_embeddings(result: Any) -> Embeddings:
@@ -124,5 +182,35 @@ def read_embeddings(result: Any) -> Embeddings:
     return Embeddings(result.as_numpy("embedding"), result.as_numpy("num_input_tokens"))
 
 
+def read_embeddings_json(fields: Fields) -> Embeddings:
+    """The answer to an embedding call by an HTTP generate endpoint, where a tensor is a flat list or a scalar."""
+    counts = np.array(_listed(fields["num_input_tokens"]), dtype=np.uint32)
+    return Embeddings(np.array(_listed(fields["embedding"]), dtype=np.float32).reshape(len(counts), -1), counts)
+
+
+def _listed(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def _ids(prompt: TokenIds) -> NDArray[np.int32]:
+    ids = np.asarray(prompt)
+    if ids.ndim != 1 or not ids.size or ids.dtype.kind not in "iu":
+        raise ValueError(f"{reprlib.repr(prompt)} is no list of token ids")
+    if ids.min() < 0 or ids.max() > _MAX_TOKEN_ID:
+        raise ValueError(f"{reprlib.repr(prompt)}: token ids are from 0 to {_MAX_TOKEN_ID}")
+    return ids.astype(np.int32)
+
+
+def _token_ids(prompts: Sequence[NDArray[np.int32]]) -> Tensors:
+    """Prompts of token ids one after the other, and how many belong to each."""
+    lengths = np.array([len(ids) for ids in prompts], dtype=np.int32)
+    return {TOKEN_IDS: np.concatenate(prompts), "input_lengths": lengths}
+
+
 def _strings(texts: Sequence[str]) -> NDArray[np.object_]:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:  # a lone surrogate, which JSON can carry
+            raise ValueError(f"a text is not valid Unicode at character {error.start}") from None
     return np.array(texts, dtype=np.object_)

@@ -20,11 +20,12 @@ from tritonclient.grpc import InferResult, service_pb2, service_pb2_grpc
 from orthrus_client.contract import (
     BACKEND,
     EMBED,
-    GENERATE,
+    TOKEN_IDS,
+    ChunkReader,
     Tensors,
+    generation_model,
     grpc_fields,
     grpc_request,
-    read_chunk,
     read_embeddings,
     stop_tensors,
 )
@@ -65,6 +66,8 @@ class GrpcTransport:
         return other
 
     def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        if TOKEN_IDS in tensors:
+            return self._embed_ids(request_id, tensors, deadline)
         request = grpc_request(EMBED, request_id, tensors)
         try:
             response = self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
@@ -73,11 +76,22 @@ class GrpcTransport:
         return read_embeddings(InferResult(response))
 
     def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Generator[Chunk]:
-        request = grpc_request(GENERATE, request_id, tensors)
+        request, reader = grpc_request(generation_model(tensors), request_id, tensors), ChunkReader()
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             for message in call:
-                yield _chunk(message)
+                yield from reader.read(grpc_fields(_response(message)))
+        except grpc.RpcError as error:
+            raise grpc_error(error, deadline.timeout) from None
+        finally:
+            call.cancel()
+
+    def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        """Only the backend itself takes token ids, and it answers in a stream."""
+        request = grpc_request(BACKEND, request_id, tensors)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
+        try:
+            return read_embeddings(InferResult(_response(next(call))))
         except grpc.RpcError as error:
             raise grpc_error(error, deadline.timeout) from None
         finally:
@@ -127,6 +141,8 @@ class AsyncGrpcTransport:
         return other
 
     async def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        if TOKEN_IDS in tensors:
+            return await self._embed_ids(request_id, tensors, deadline)
         request = grpc_request(EMBED, request_id, tensors)
         try:
             response = await self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
@@ -135,11 +151,23 @@ class AsyncGrpcTransport:
         return read_embeddings(InferResult(response))
 
     async def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Chunk]:
-        request = grpc_request(GENERATE, request_id, tensors)
+        request, reader = grpc_request(generation_model(tensors), request_id, tensors), ChunkReader()
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             async for message in call:
-                yield _chunk(message)
+                for chunk in reader.read(grpc_fields(_response(message))):
+                    yield chunk
+        except grpc.RpcError as error:
+            raise grpc_error(error, deadline.timeout) from None
+        finally:
+            call.cancel()
+
+    async def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        """Only the backend itself takes token ids, and it answers in a stream."""
+        request = grpc_request(BACKEND, request_id, tensors)
+        call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
+        try:
+            return read_embeddings(InferResult(_response(await anext(aiter(call)))))
         except grpc.RpcError as error:
             raise grpc_error(error, deadline.timeout) from None
         finally:
@@ -179,7 +207,7 @@ def _target(url: str) -> str:
     return url
 
 
-def _chunk(message: service_pb2.ModelStreamInferResponse) -> Chunk:
+def _response(message: service_pb2.ModelStreamInferResponse) -> service_pb2.ModelInferResponse:
     if message.error_message:
         raise uncoded_error(message.error_message)
-    return read_chunk(grpc_fields(message.infer_response))
+    return message.infer_response

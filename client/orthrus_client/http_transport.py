@@ -19,11 +19,14 @@ from tritonclient.utils import np_to_triton_dtype
 from orthrus_client.contract import (
     BACKEND,
     EMBED,
-    GENERATE,
+    TOKEN_IDS,
+    ChunkReader,
+    Fields,
     Tensors,
     generate_json,
-    read_chunk,
+    generation_model,
     read_embeddings,
+    read_embeddings_json,
     stop_tensors,
 )
 from orthrus_client.deadline import Deadline
@@ -33,9 +36,7 @@ from orthrus_client.security import Tls
 from orthrus_client.transport import CONFIG_TIMEOUT, STOP_TIMEOUT
 
 HEADER_LENGTH = "Inference-Header-Content-Length"
-_GENERATE = f"/v2/models/{GENERATE}/generate"
-_STREAM = f"/v2/models/{GENERATE}/generate_stream"
-_STOP = f"/v2/models/{BACKEND}/generate"
+_DIRECT = f"/v2/models/{BACKEND}/generate"
 LIMITS = httpx2.Limits(max_connections=None, max_keepalive_connections=64)
 
 logger = logging.getLogger(__name__)
@@ -58,6 +59,8 @@ class HttpTransport:
         return other
 
     def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        if TOKEN_IDS in tensors:
+            return self._embed_ids(request_id, tensors, deadline)
         body, own = _infer_body(request_id, tensors)
         try:
             response = self._http.post(
@@ -69,26 +72,36 @@ class HttpTransport:
 
     def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Generator[Chunk]:
         body, headers, timeout = generate_json(request_id, tensors), self._headers, deadline.left()
+        url, reader = _generation_url(tensors), ChunkReader()
         try:
             if not body["stream"]:
-                response = self._http.post(_GENERATE, json=body, headers=headers, timeout=timeout)
-                yield _chunk(response.status_code, _json(response))
+                response = self._http.post(url, json=body, headers=headers, timeout=timeout)
+                yield from reader.read(_fields(response.status_code, _json(response)))
                 return
-            with self._http.sse(_STREAM, method="POST", json=body, headers=headers, timeout=timeout) as events:
+            with self._http.sse(url, method="POST", json=body, headers=headers, timeout=timeout) as events:
                 if not _is_stream(events.response):
                     events.response.read()
                     raise _refusal(events.response)
                 for event in events:
                     if deadline.passed():
                         raise deadline.error()
-                    yield _chunk(events.response.status_code, event.json())
+                    yield from reader.read(_fields(events.response.status_code, event.json()))
         except httpx2.TransportError as error:
             raise _transport_error(error, deadline) from None
+
+    def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        """Only the backend itself takes token ids, and it answers a plain infer with an error."""
+        body = generate_json(request_id, tensors)
+        try:
+            response = self._http.post(_DIRECT, json=body, headers=self._headers, timeout=deadline.left())
+        except httpx2.TransportError as error:
+            raise _transport_error(error, deadline) from None
+        return read_embeddings_json(_fields(response.status_code, _json(response)))
 
     def stop(self, request_id: str) -> None:
         body = generate_json(request_id, stop_tensors())
         try:
-            self._http.post(_STOP, json=body, headers=self._headers, timeout=STOP_TIMEOUT)
+            self._http.post(_DIRECT, json=body, headers=self._headers, timeout=STOP_TIMEOUT)
         except httpx2.TransportError as error:
             logger.debug("stop of request %s failed: %s", request_id, error)
 
@@ -123,6 +136,8 @@ class AsyncHttpTransport:
         return other
 
     async def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        if TOKEN_IDS in tensors:
+            return await self._embed_ids(request_id, tensors, deadline)
         body, own = _infer_body(request_id, tensors)
         try:
             async with asyncio.timeout(deadline.left()):
@@ -134,7 +149,7 @@ class AsyncHttpTransport:
         return _embeddings(response)
 
     async def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Chunk]:
-        async with aclosing(self._chunks(generate_json(request_id, tensors))) as chunks:
+        async with aclosing(self._chunks(_generation_url(tensors), generate_json(request_id, tensors))) as chunks:
             while True:
                 try:
                     # Not around the loop: a deadline that passes while the caller works must not cancel the caller.
@@ -148,22 +163,37 @@ class AsyncHttpTransport:
                     raise _transport_error(error, deadline) from None
                 yield chunk
 
-    async def _chunks(self, body: dict[str, Any]) -> AsyncGenerator[Chunk]:
+    async def _chunks(self, url: str, body: dict[str, Any]) -> AsyncGenerator[Chunk]:
+        reader = ChunkReader()
         if not body["stream"]:
-            response = await self._http.post(_GENERATE, json=body, headers=self._headers)
-            yield _chunk(response.status_code, _json(response))
+            response = await self._http.post(url, json=body, headers=self._headers)
+            for chunk in reader.read(_fields(response.status_code, _json(response))):
+                yield chunk
             return
-        async with self._http.sse(_STREAM, method="POST", json=body, headers=self._headers) as events:
+        async with self._http.sse(url, method="POST", json=body, headers=self._headers) as events:
             if not _is_stream(events.response):
                 await events.response.aread()
                 raise _refusal(events.response)
             async for event in events:
-                yield _chunk(events.response.status_code, event.json())
+                for chunk in reader.read(_fields(events.response.status_code, event.json())):
+                    yield chunk
+
+    async def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
+        """Only the backend itself takes token ids, and it answers a plain infer with an error."""
+        body = generate_json(request_id, tensors)
+        try:
+            async with asyncio.timeout(deadline.left()):
+                response = await self._http.post(_DIRECT, json=body, headers=self._headers)
+        except TimeoutError:
+            raise deadline.error() from None
+        except httpx2.TransportError as error:
+            raise _transport_error(error, deadline) from None
+        return read_embeddings_json(_fields(response.status_code, _json(response)))
 
     async def stop(self, request_id: str) -> None:
         body = generate_json(request_id, stop_tensors())
         try:
-            await self._http.post(_STOP, json=body, headers=self._headers, timeout=STOP_TIMEOUT)
+            await self._http.post(_DIRECT, json=body, headers=self._headers, timeout=STOP_TIMEOUT)
         except httpx2.TransportError as error:
             logger.debug("stop of request %s failed: %s", request_id, error)
 
@@ -228,10 +258,14 @@ def _refusal(response: httpx2.Response) -> OrthrusError:
     return http_error(response.status_code, _json(response).get("error", ""))
 
 
-def _chunk(status: int, fields: Any) -> Chunk:
+def _generation_url(tensors: Tensors) -> str:
+    return f"/v2/models/{generation_model(tensors)}/generate{'_stream' if tensors['stream'].item() else ''}"
+
+
+def _fields(status: int, fields: Any) -> Fields:
     if "error" in fields:
         raise http_error(status, fields["error"])
-    return read_chunk(fields)
+    return dict(fields)
 
 
 def _json(response: httpx2.Response) -> dict[str, Any]:

@@ -31,15 +31,16 @@ class EmbedOptions(TypedDict, total=False):
 
 
 class Sampling(TypedDict, total=False):
-    """Options of a generation. `n` is missing on purpose: one call is one text."""
+    """Options of a generation."""
 
-    max_tokens: int
+    max_tokens: int | None  # None: as many as the model's limit leaves room for
     min_tokens: int
     temperature: float  # 0 is greedy
     top_p: float
     top_k: int
     min_p: float
     seed: int
+    n: int  # so many texts, each drawn for itself: for `generate_n`, `chat_n` and streams
     stop: str | Sequence[str]
     stop_token_ids: Sequence[int]
     include_stop_str_in_output: bool

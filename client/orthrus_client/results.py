@@ -34,6 +34,7 @@ class Chunk:
     num_output_tokens: int  # of this chunk
     cumulative_logprob: float | None = None
     logprobs: list[Any] | None = None
+    index: int = 0  # which of the n texts it belongs to
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,3 +61,11 @@ class Generation:
             cumulative_logprob=parts[-1].cumulative_logprob if parts else None,
             logprobs=logprobs or None,
         )
+
+    @classmethod
+    def join_each(cls, chunks: Iterable[Chunk]) -> list[Self]:
+        """The n texts that `chunks` are the pieces of, in their order."""
+        parts: dict[int, list[Chunk]] = {}
+        for chunk in chunks:
+            parts.setdefault(chunk.index, []).append(chunk)
+        return [cls.join(parts[index]) for index in sorted(parts)]

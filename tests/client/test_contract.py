@@ -15,7 +15,9 @@ def test_a_single_text_is_a_list_of_one() -> None:
     assert contract.embed_tensors("é", {})["text_input"].tolist() == ["é"]
 
 
-@pytest.mark.parametrize(("texts", "fault"), [([], "empty"), (["fine", 3], r"texts\[1\].*3"), ([b"bytes"], "bytes")])
+@pytest.mark.parametrize(
+    ("texts", "fault"), [([], "empty"), (["fine", 3], r"texts\[1\].*3"), ([b"bytes"], "bytes"), (["\ud800"], "Unicode")]
+)
 def test_what_is_no_text_is_refused_by_name(texts: list[str], fault: str) -> None:
     with pytest.raises(ValueError, match=fault):
         contract.embed_tensors(texts, {})
@@ -43,7 +45,7 @@ def test_what_is_no_list_of_messages_is_refused_by_value(messages: Any) -> None:
 
 
 def test_messages_are_no_prompt() -> None:
-    with pytest.raises(ValueError, match=r"one str, not \[\{'role'.*chat"):
+    with pytest.raises(ValueError, match=r"one str or .*\[\{.*'role'.*chat"):
         contract.prompt_tensors([{"role": "user", "content": "Hi"}], {}, stream=False)  # type: ignore[arg-type]
 
 
@@ -98,11 +100,11 @@ def test_a_grpc_response_is_read() -> None:
             num_output_tokens=np.array([1], dtype=np.uint32),
         )
     )
-    assert contract.read_chunk(fields) == Chunk("é", "stop", 3, 1, -1.5, [{"a": 1}])
+    assert contract.ChunkReader().read(fields) == [Chunk("é", "stop", 3, 1, -1.5, [{"a": 1}])]
 
 
 def test_an_empty_finish_reason_is_none_and_missing_outputs_are_fine() -> None:
-    assert contract.read_chunk({"text_output": "a", "finish_reason": ""}) == Chunk("a", None, 0, 0)
+    assert contract.ChunkReader().read({"text_output": "a", "finish_reason": ""}) == [Chunk("a", None, 0, 0)]
 
 
 def test_embeddings_keep_their_shape() -> None:
