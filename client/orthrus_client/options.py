@@ -1,7 +1,7 @@
 """What a caller may ask for, by name. Types only: the server checks the values and names the one that is wrong."""
 
 from collections.abc import Mapping, Sequence
-from typing import Literal, TypedDict
+from typing import Literal, NotRequired, TypedDict
 
 Protocol = Literal["grpc", "http"]
 RETRIES = 3  # of a call that found the server unavailable
@@ -12,6 +12,7 @@ class Message(TypedDict):
 
     role: str  # system | user | assistant, as far as the model's chat template knows them
     content: str
+    name: NotRequired[str]  # of the participant, for templates that tell several apart
 
 
 Pooling = Literal["mean", "mean_sqrt_len", "weighted_mean", "max", "cls", "last"]

@@ -1,0 +1,82 @@
+"""`orthrus-client gateway`: reads options and starts what they ask for. Imports the gateway itself only then."""
+
+import ipaddress
+import json
+import os
+import sys
+from typing import Annotated, Literal, NoReturn
+
+import typer
+
+KEY_VARIABLE = "ORTHRUS_API_KEY"
+
+
+def gateway(
+    server: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="The Orthrus server's gRPC address.")
+    ] = "127.0.0.1:8001",
+    host: Annotated[
+        str, typer.Option(help="Address to listen on. Any other than 127.0.0.1 lets other machines in.")
+    ] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8080,
+    model_name: Annotated[
+        str | None,
+        typer.Option(help="The name by which requests ask for the model.", show_default="the model's own short name"),
+    ] = None,
+    max_body: Annotated[
+        float, typer.Option(metavar="MIB", min=0.001, help="Size of a request's body, at most, in MiB.")
+    ] = 8.0,
+    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one request, at most.")] = 600.0,
+    drain_timeout: Annotated[
+        int, typer.Option(min=0, help="Seconds that running requests get to finish at the end.")
+    ] = 30,
+    log_level: Annotated[
+        Literal["critical", "error", "warning", "info", "debug"],
+        typer.Option(help="What to log on stderr; info: a line for each request too."),
+    ] = "info",
+) -> None:
+    """Serve OpenAI's API: /v1/embeddings, /v1/completions, /v1/chat/completions, /v1/models, /health.
+
+    With ORTHRUS_API_KEY in the environment, whoever asks must send that key.
+
+    When it listens, one line of JSON on stdout gives its address: {"http": "127.0.0.1:8080"}; a terminal is spared it.
+    """
+    key = os.environ.get(KEY_VARIABLE)
+    if key is not None and not (key.strip() and key.isascii()):
+        _fail(f"{KEY_VARIABLE} is set, but is no key: it is empty or not ASCII")
+    try:
+        from orthrus_client.gateway.app import Settings
+        from orthrus_client.gateway.server import run
+    except ImportError as error:
+        _fail(f"{error.name} is missing: pip install 'orthrus-client[gateway]'", status=1)
+    settings = Settings(server, model_name, key, int(max_body * 2**20), timeout)
+
+    def announce(address: str) -> None:
+        if not sys.stdout.isatty():
+            typer.echo(json.dumps({"http": address}))
+        typer.echo(f"OpenAI's API is at http://{address}/v1, asking {server}. Ctrl-C stops it.", err=True)
+        if not _is_loopback(host):
+            typer.echo(_exposure(address, with_key=key is not None), err=True)
+
+    if not run(settings, host, port, log_level, drain_timeout, announce):
+        raise typer.Exit(1)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def _exposure(address: str, *, with_key: bool) -> str:
+    rest = "in clear text: put TLS before it." if with_key else f"and asks nobody for a key: set {KEY_VARIABLE}."
+    return (
+        f"WARNING: other machines can reach {address}: everything below /v1 (embeddings, completions, names of models),"
+        f" /health and /openapi.json. It speaks HTTP {rest}"
+    )
+
+
+def _fail(message: str, status: int = 2) -> NoReturn:
+    typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
+    raise typer.Exit(status)
