@@ -22,7 +22,7 @@ from orthrus_client.gateway.errors import invalid
 from orthrus_client.gateway.logprobs import chat_logprobs
 from orthrus_client.gateway.messages import plain_messages
 from orthrus_client.gateway.parameters import refuse_unsupported, sampling, wants_usage
-from orthrus_client.gateway.schemas import ChatRequest
+from orthrus_client.gateway.schemas import ChatBody, ChatRequest
 from orthrus_client.gateway.streaming import answer, stream
 from orthrus_client.gateway.usage import Meter, finish_reason, total_usage
 
@@ -30,7 +30,7 @@ router = APIRouter()
 
 
 @router.post("/v1/chat/completions", response_model=ChatCompletion)
-async def create_chat_completion(request: Request, body: ChatRequest, gateway: GatewayDep) -> Response:
+async def create_chat_completion(request: Request, body: ChatBody, gateway: GatewayDep) -> Response:
     """The answer to a conversation, for which the model's own chat template makes the prompt."""
     asked = _asked(body, await gateway.catalog.generator(body["model"]))
     if body.get("stream"):

@@ -17,7 +17,7 @@ from orthrus_client.gateway.context import Gateway, GatewayDep
 from orthrus_client.gateway.errors import invalid
 from orthrus_client.gateway.logprobs import completion_logprobs
 from orthrus_client.gateway.parameters import refuse_unsupported, sampling, wants_usage
-from orthrus_client.gateway.schemas import CompletionRequest, Prompt, Prompts
+from orthrus_client.gateway.schemas import CompletionBody, CompletionRequest, Prompt, Prompts
 from orthrus_client.gateway.streaming import answer, stream
 from orthrus_client.gateway.usage import Meter, finish_reason, total_usage
 
@@ -25,7 +25,7 @@ router = APIRouter()
 
 
 @router.post("/v1/completions", response_model=Completion)
-async def create_completion(request: Request, body: CompletionRequest, gateway: GatewayDep) -> Response:
+async def create_completion(request: Request, body: CompletionBody, gateway: GatewayDep) -> Response:
     """The texts that follow one or several prompts."""
     asked = _asked(body, await gateway.catalog.generator(body["model"]))
     if body.get("stream"):

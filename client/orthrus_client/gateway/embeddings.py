@@ -13,7 +13,7 @@ from openai.types import CreateEmbeddingResponse
 from orthrus_client import Embeddings, EmbedOptions
 from orthrus_client.gateway.concurrency import until_gone
 from orthrus_client.gateway.context import GatewayDep
-from orthrus_client.gateway.schemas import EmbeddingRequest, Inputs, Prompt
+from orthrus_client.gateway.schemas import EmbeddingBody, Inputs, Prompt
 
 _OPTIONS = ("dimensions", "pooling", "normalize", "prompt_name", "instruction", "truncate")
 
@@ -21,7 +21,7 @@ router = APIRouter()
 
 
 @router.post("/v1/embeddings", response_model=CreateEmbeddingResponse)
-async def create_embeddings(request: Request, body: EmbeddingRequest, gateway: GatewayDep) -> Response:
+async def create_embeddings(request: Request, body: EmbeddingBody, gateway: GatewayDep) -> Response:
     """The vectors of texts or of token ids, in their order."""
     adapter = await gateway.catalog.embedder(body["model"])
     given = {name: body[name] for name in _OPTIONS if name in body}  # type: ignore[literal-required]  # from a tuple

@@ -105,9 +105,7 @@ def _place(location: Sequence[str | int], value: Any) -> str:
     """Where in a document a fault lies, without the names that pydantic gives to the members of a union."""
     kept = []
     for part in location:
-        if isinstance(value, dict) and part in value:
-            value = value[part]
-        elif isinstance(value, list) and isinstance(part, int):
+        if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
             value = value[part]
         elif part != location[-1] or not isinstance(value, dict):
             continue  # the last one may be a field that is missing

@@ -4,14 +4,14 @@ The package types arrays as `Iterable`, which pydantic checks only while somebod
 limits, checked at once. A field that is in none of these types is refused by name.
 """
 
-from typing import Annotated
+from typing import Annotated, Any
 
 from openai.types.chat import ChatCompletionMessageParam, ChatCompletionToolUnionParam
 from openai.types.chat.completion_create_params import CompletionCreateParamsBase as ChatParams
 from openai.types.chat.completion_create_params import Function
 from openai.types.completion_create_params import CompletionCreateParamsBase as CompletionParams
 from openai.types.embedding_create_params import EmbeddingCreateParams
-from pydantic import AfterValidator, ConfigDict, Field, with_config
+from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, with_config
 from typing_extensions import Required, TypedDict  # noqa: UP035  # pydantic needs these on Python 3.11
 
 MAX_INPUTS = 2048  # texts to embed at once, OpenAI's own limit
@@ -28,6 +28,11 @@ def _encodable(text: str) -> str:
     return text
 
 
+def _without_nulls(value: Any) -> Any:
+    """Null means the same as nothing, also where OpenAI's types have no null."""
+    return {name: item for name, item in value.items() if item is not None} if isinstance(value, dict) else value
+
+
 Text = Annotated[str, AfterValidator(_encodable)]
 TokenIds = Annotated[list[Annotated[int, Field(ge=0, lt=2**31)]], Field(min_length=1)]
 Prompt = Text | TokenIds
@@ -35,6 +40,7 @@ _SomePrompts = Field(min_length=1, max_length=MAX_PROMPTS)
 Prompts = Annotated[list[Text], _SomePrompts] | Annotated[list[TokenIds], _SomePrompts]
 _SomeInputs = Field(min_length=1, max_length=MAX_INPUTS)
 Inputs = Annotated[list[Text], _SomeInputs] | Annotated[list[TokenIds], _SomeInputs]
+ChatMessage = Annotated[ChatCompletionMessageParam, BeforeValidator(_without_nulls)]
 
 
 class SamplingExtensions(TypedDict, total=False):
@@ -62,7 +68,7 @@ class CompletionRequest(CompletionParams, SamplingExtensions, total=False):
 class ChatRequest(ChatParams, SamplingExtensions, total=False):
     """The body of /v1/chat/completions."""
 
-    messages: Required[Annotated[list[ChatCompletionMessageParam], Field(min_length=1)]]  # type: ignore[misc]
+    messages: Required[Annotated[list[ChatMessage], Field(min_length=1)]]  # type: ignore[misc]
     functions: list[Function]  # type: ignore[misc]
     tools: list[ChatCompletionToolUnionParam]  # type: ignore[misc]
     stream: bool | None
@@ -78,3 +84,8 @@ class EmbeddingRequest(EmbeddingCreateParams, total=False):
     prompt_name: str
     instruction: str
     truncate: str
+
+
+CompletionBody = Annotated[CompletionRequest, BeforeValidator(_without_nulls)]
+ChatBody = Annotated[ChatRequest, BeforeValidator(_without_nulls)]
+EmbeddingBody = Annotated[EmbeddingRequest, BeforeValidator(_without_nulls)]
