@@ -11,6 +11,7 @@ from orthrus_client.cli.chat import chat
 from orthrus_client.cli.embed import embed
 from orthrus_client.cli.generate import generate
 from orthrus_client.cli.index import index
+from orthrus_client.gateway.command import gateway
 
 
 class _Commands(TyperGroup):
@@ -42,6 +43,7 @@ app.command()(embed)
 app.command()(generate)
 app.command()(chat)
 app.command()(ask)
+app.command()(gateway)
 app.add_typer(index, name="index")
 
 

@@ -1,6 +1,6 @@
 """The application: its endpoints, and what stands before and behind all of them."""
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -21,13 +21,13 @@ ROUTERS = (embeddings.router, completions.router, chat.router, information.route
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How a gateway works. `server`: host:port of Triton's gRPC service; `timeout`: seconds for one request."""
+    """How a gateway works. `timeout`: seconds for one request, None for no limit."""
 
-    server: str
+    connect: Callable[[], AsyncOrthrusClient]  # called on the event loop that it belongs to
+    timeout: float | None
     model_name: str | None
     api_key: str | None
     max_body_bytes: int
-    timeout: float
 
 
 def make_app(settings: Settings) -> ASGIApp:
@@ -35,8 +35,7 @@ def make_app(settings: Settings) -> ASGIApp:
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        # No retries: whoever asks here has a client that does them, and knows for how long.
-        async with AsyncOrthrusClient(settings.server, retries=0) as client:
+        async with settings.connect() as client:
             catalog = Catalog(client, settings.model_name)
             app.state.gateway = Gateway(client, catalog, Health(client), settings.timeout)
             yield

@@ -4,57 +4,87 @@ import ipaddress
 import json
 import os
 import sys
+from dataclasses import dataclass
 from typing import Annotated, Literal, NoReturn
 
 import typer
 
+from orthrus_client.cli.option_groups import with_option_groups
+from orthrus_client.cli.options import SERVER, Connection
+
 KEY_VARIABLE = "ORTHRUS_API_KEY"
+GATEWAY = "The gateway"
 
 
+@dataclass(frozen=True, slots=True)
+class Upstream(Connection):
+    """The connection to the server, with other defaults: whoever asks a gateway retries as its own client does."""
+
+    timeout: Annotated[
+        float | None, typer.Option(min=0.001, help="Seconds for one request, at most.", rich_help_panel=SERVER)
+    ] = 600.0
+    retries: Annotated[
+        int,
+        typer.Option(min=0, help="How often to try again when the server is unavailable.", rich_help_panel=SERVER),
+    ] = 0
+
+
+@with_option_groups
 def gateway(
-    server: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="The Orthrus server's gRPC address.")
-    ] = "127.0.0.1:8001",
+    upstream: Upstream,
     host: Annotated[
-        str, typer.Option(help="Address to listen on. Any other than 127.0.0.1 lets other machines in.")
+        str,
+        typer.Option(
+            help="Address to listen on. Any other than 127.0.0.1 lets other machines in.", rich_help_panel=GATEWAY
+        ),
     ] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.")] = 8080,
+    port: Annotated[
+        int, typer.Option(min=0, max=65535, help="Port to listen on; 0: a free one.", rich_help_panel=GATEWAY)
+    ] = 8080,
     model_name: Annotated[
         str | None,
-        typer.Option(help="The name by which requests ask for the model.", show_default="the model's own short name"),
+        typer.Option(
+            help="The name by which requests ask for the model.",
+            show_default="its own short name",
+            rich_help_panel=GATEWAY,
+        ),
     ] = None,
     max_body: Annotated[
-        float, typer.Option(metavar="MIB", min=0.001, help="Size of a request's body, at most, in MiB.")
+        float,
+        typer.Option(
+            metavar="MIB", min=0.001, help="Size of a request's body, at most, in MiB.", rich_help_panel=GATEWAY
+        ),
     ] = 8.0,
-    timeout: Annotated[float, typer.Option(min=0.001, help="Seconds for one request, at most.")] = 600.0,
     drain_timeout: Annotated[
-        int, typer.Option(min=0, help="Seconds that running requests get to finish at the end.")
+        int,
+        typer.Option(min=0, help="Seconds that running requests get to finish at the end.", rich_help_panel=GATEWAY),
     ] = 30,
     log_level: Annotated[
         Literal["critical", "error", "warning", "info", "debug"],
-        typer.Option(help="What to log on stderr; info: a line for each request too."),
+        typer.Option(help="What to log on stderr; info: a line for each request too.", rich_help_panel=GATEWAY),
     ] = "info",
 ) -> None:
-    """Serve OpenAI's API: /v1/embeddings, /v1/completions, /v1/chat/completions, /v1/models, /health.
+    """Serve OpenAI's API: /v1/embeddings, /v1/completions, /v1/chat/completions, /v1/models, and /health.
 
-    With ORTHRUS_API_KEY in the environment, whoever asks must send that key.
+    With ORTHRUS_API_KEY in the environment, whoever asks for anything below /v1 must send that key.
 
     When it listens, one line of JSON on stdout gives its address: {"http": "127.0.0.1:8080"}; a terminal is spared it.
     """
     key = os.environ.get(KEY_VARIABLE)
     if key is not None and not (key.strip() and key.isascii()):
-        _fail(f"{KEY_VARIABLE} is set, but is no key: it is empty or not ASCII")
+        _fail(f"{KEY_VARIABLE} is set, but is no key: it is empty or not ASCII", status=2)
     try:
         from orthrus_client.gateway.app import Settings
         from orthrus_client.gateway.server import run
     except ImportError as error:
         _fail(f"{error.name} is missing: pip install 'orthrus-client[gateway]'", status=1)
-    settings = Settings(server, model_name, key, int(max_body * 2**20), timeout)
+    upstream.client().close()  # options that do not fit together show now, and in one line
+    settings = Settings(upstream.async_client, upstream.timeout, model_name, key, int(max_body * 2**20))
 
     def announce(address: str) -> None:
         if not sys.stdout.isatty():
             typer.echo(json.dumps({"http": address}))
-        typer.echo(f"OpenAI's API is at http://{address}/v1, asking {server}. Ctrl-C stops it.", err=True)
+        typer.echo(f"OpenAI's API is at http://{address}/v1. Ctrl-C stops it.", err=True)
         if not _is_loopback(host):
             typer.echo(_exposure(address, with_key=key is not None), err=True)
 
@@ -77,6 +107,6 @@ def _exposure(address: str, *, with_key: bool) -> str:
     )
 
 
-def _fail(message: str, status: int = 2) -> NoReturn:
+def _fail(message: str, status: int) -> NoReturn:
     typer.secho(f"error: {message}", fg=typer.colors.RED, err=True)
     raise typer.Exit(status)

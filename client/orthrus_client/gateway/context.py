@@ -12,12 +12,12 @@ from orthrus_client.gateway.health import Health
 
 @dataclass(frozen=True, slots=True)
 class Gateway:
-    """One for the whole application. `timeout`: seconds for one request."""
+    """One for the whole application. `timeout`: seconds for one request, None for no limit."""
 
     client: AsyncOrthrusClient
     catalog: Catalog
     health: Health
-    timeout: float
+    timeout: float | None
 
 
 def _gateway(request: Request) -> Gateway:

@@ -106,7 +106,7 @@ def _place(location: Sequence[str | int], value: Any) -> str:
     kept = []
     for part in location:
         if (isinstance(value, dict) and part in value) or (isinstance(value, list) and isinstance(part, int)):
-            value = value[part]
+            value = value[part]  # type: ignore[index]  # an int for a list
         elif part != location[-1] or not isinstance(value, dict):
             continue  # the last one may be a field that is missing
         kept.append(str(part))
