@@ -91,6 +91,8 @@ def _invalid_body(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     first = faults[0]
     if first["type"] == "json_invalid":
         return invalid(f"the body is not valid JSON: {first['ctx']['error']} (character {first['loc'][1]})")
+    # Of a union's faults, those tell more whose member the value has the type of.
+    faults = sorted(faults, key=lambda fault: fault["type"].endswith("_type"))
     places = [_place(fault["loc"][1:], body) for fault in faults]  # without "body"
     param = places[0].partition(".")[0]
     lines = [
