@@ -30,13 +30,12 @@ class TestNames:
     def test_an_adapter_is_a_model_of_its_own_for_both(self) -> None:
         served = Served.read({"model": "/m/base", "adapters": "a=/x, b=/y=z"}, None)
         assert served.names() == ["base", "base:a", "base:b"]
-        assert served.generators == served.embedders == {"base": None, "base:a": "a", "base:b": "b"}
+        assert served.generator == served.embedder == "base"
 
     def test_a_model_for_embeddings_does_not_generate_and_has_no_adapters(self) -> None:
         served = Served.read({"model": "/m/base", "adapters": "a=/x", "embedding_model": "o/minilm"}, "mine")
         assert served.names() == ["mine", "mine:a", "o/minilm"]
-        assert list(served.generators) == ["mine", "mine:a"]
-        assert list(served.embedders) == ["o/minilm"]
+        assert (served.generator, served.embedder) == ("mine", "o/minilm")
 
 
 @pytest.mark.parametrize(
