@@ -30,7 +30,7 @@ class RunningGateway:
 
     def http(self) -> httpx.Client:
         """A client that sends the key."""
-        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key}"}, timeout=120)
+        return httpx.Client(base_url=self.url, headers={"Authorization": f"Bearer {self.key or 'none'}"}, timeout=120)
 
 
 def gateway_command(upstream: str, *options: str) -> list[str]:

@@ -2,7 +2,9 @@
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 
+import anyio
 import pytest
 from orthrus_client import Cancelled, DeadlineExceeded, InvalidRequest, OrthrusError, Unavailable
 from orthrus_client.gateway.catalog import Served, short_name
@@ -28,13 +30,12 @@ class TestNames:
     def test_an_adapter_is_a_model_of_its_own_for_both(self) -> None:
         served = Served.read({"model": "/m/base", "adapters": "a=/x, b=/y=z"}, None)
         assert served.names() == ["base", "base:a", "base:b"]
-        assert served.generators == served.embedders == {"base": None, "base:a": "a", "base:b": "b"}
+        assert served.generator == served.embedder == "base"
 
     def test_a_model_for_embeddings_does_not_generate_and_has_no_adapters(self) -> None:
         served = Served.read({"model": "/m/base", "adapters": "a=/x", "embedding_model": "o/minilm"}, "mine")
         assert served.names() == ["mine", "mine:a", "o/minilm"]
-        assert list(served.generators) == ["mine", "mine:a"]
-        assert list(served.embedders) == ["o/minilm"]
+        assert (served.generator, served.embedder) == ("mine", "o/minilm")
 
 
 @pytest.mark.parametrize(
@@ -110,6 +111,35 @@ class TestConcurrency:
             assert sorted(streams.ended) == ["a", "b"]
 
         asyncio.run(run())
+
+    def test_a_reader_that_is_cancelled_cuts_off_no_streams_end(self) -> None:
+        """As starlette cancels an answer whose client has gone: again and again, until the task ends."""
+
+        async def numbers(ended: list[int]) -> AsyncGenerator[int]:
+            try:
+                for number in range(10**6):
+                    await asyncio.sleep(0.001)
+                    yield number
+            finally:
+                with anyio.CancelScope(shield=True):
+                    await asyncio.sleep(0.05)  # telling the server
+                ended.append(1)
+
+        async def run() -> list[int]:
+            ended: list[int] = []
+            async with anyio.create_task_group() as group:
+
+                async def read() -> None:
+                    async with aclosing(merged([numbers(ended), numbers(ended)])) as items:
+                        async for _ in items:
+                            pass
+
+                group.start_soon(read)
+                await asyncio.sleep(0.02)
+                group.cancel_scope.cancel()
+            return ended
+
+        assert asyncio.run(run()) == [1, 1]
 
     def test_the_first_failure_of_many_calls_is_raised_as_it_is(self) -> None:
         async def fail() -> int:

@@ -18,10 +18,11 @@ UNNAMED = "orthrus"  # where the configuration leaves the choice of the model to
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """The names that requests may use, and the adapter (None: no adapter) that each stands for."""
+    """The name of what generates, of what embeds, and the adapters that are known of the first."""
 
-    generators: Mapping[str, str | None]
-    embedders: Mapping[str, str | None]
+    generator: str
+    embedder: str
+    adapters: tuple[str, ...]
 
     @classmethod
     def read(cls, parameters: Mapping[str, str], model_name: str | None) -> "Served":
@@ -29,13 +30,16 @@ class Served:
         name = model_name or short_name(parameters.get("model", ""))
         pairs = [pair for pair in parameters.get("adapters", "").split(",") if pair.strip()]
         adapters = [pair.partition("=")[0].strip() for pair in pairs]
-        generators = {name: None} | {f"{name}:{adapter}": adapter for adapter in adapters}
         embedder = parameters.get("embedding_model", "")
-        return cls(generators, {short_name(embedder): None} if embedder else generators)
+        return cls(name, short_name(embedder) if embedder else name, tuple(adapters))
 
     def names(self) -> list[str]:
-        """All of them, each once."""
-        return list(dict.fromkeys([*self.generators, *self.embedders]))
+        """All names, each once."""
+        return list(dict.fromkeys([self.generator, *self.with_adapters(), self.embedder]))
+
+    def with_adapters(self) -> list[str]:
+        """Those of the generator with an adapter."""
+        return [f"{self.generator}:{adapter}" for adapter in self.adapters]
 
 
 def short_name(model: str) -> str:
@@ -67,21 +71,26 @@ class Catalog:
         return self._served
 
     async def generator(self, name: str) -> str | None:
-        """The adapter behind the name of what generates. Raises `ApiError` for any other name."""
-        return _find(name, (await self.served()).generators)
+        """The adapter (None: none) that a name of what generates stands for. Raises `ApiError` for any other name."""
+        served = await self.served()
+        return _adapter(name, served.generator, served.names())
 
     async def embedder(self, name: str) -> str | None:
-        """The adapter behind the name of what embeds. Raises `ApiError` for any other name."""
-        return _find(name, (await self.served()).embedders)
+        """The same of what embeds."""
+        served = await self.served()
+        return _adapter(name, served.embedder, served.names())
 
 
 def unknown_model(name: str, known: Iterable[str]) -> ApiError:
     """The error of a name that is not served, or not for this."""
-    message = f"the model {name!r} is not served here; for this there is {', '.join(known)}"
+    message = f"the model {name!r} is not served here, or not for this; there is {', '.join(known)}"
     return ApiError(404, message, param="model", code="model_not_found")
 
 
-def _find(name: str, names: Mapping[str, str | None]) -> str | None:
-    if name not in names:
-        raise unknown_model(name, names)
-    return names[name]
+def _adapter(name: str, model: str, known: Iterable[str]) -> str | None:
+    """The server itself judges an adapter: it may have come since, and `api_error` knows what it says of others."""
+    if name == model:
+        return None
+    if not name.removeprefix(f"{model}:") or not name.startswith(f"{model}:"):
+        raise unknown_model(name, known)
+    return name.removeprefix(f"{model}:")

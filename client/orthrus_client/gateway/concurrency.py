@@ -5,6 +5,7 @@ from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
+import anyio
 from fastapi import Request
 
 from orthrus_client.gateway.errors import ApiError
@@ -64,10 +65,17 @@ async def until_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def cancelled(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel what still runs and wait for its end, whatever that is."""
+    """Cancel what still runs and wait for its end, whatever that is.
+
+    A task's end takes a while, since it tells the server; whoever waits may be cancelled too, but must not cut it off.
+    """
     for task in tasks:
         task.cancel()
-    await asyncio.gather(*tasks, return_exceptions=True)
+    with anyio.CancelScope(shield=True):
+        await asyncio.wait(tasks)
+    for task in tasks:
+        if not task.cancelled():
+            task.exception()  # asked for, so that asyncio does not complain that nobody did
 
 
 async def _disconnect(request: Request) -> None:

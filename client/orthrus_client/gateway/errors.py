@@ -16,6 +16,7 @@ from orthrus_client.errors import Cancelled, DeadlineExceeded, InvalidRequest, O
 
 RETRY_AFTER = "1"  # seconds, for who is turned away
 _WHERE = r"^(?:in ensemble '[^']*', )?(?:(?:sampling|embedding)_parameters: (?=(\w+)))?"  # in the server's own terms
+_UNKNOWN_ADAPTER = "unknown adapter "  # requests name adapters as models: NAME:ADAPTER
 _SHOWN_FAULTS = 4  # a value that fits no member of a union has a fault for each of them
 
 logger = logging.getLogger(__name__)
@@ -62,8 +63,10 @@ def api_error(error: Exception) -> ApiError:
         case HTTPException():
             return ApiError(error.status_code, str(error.detail), headers=error.headers)
         case InvalidRequest():
-            where = re.match(_WHERE, str(error))
-            return invalid(re.sub(_WHERE, "", str(error)), where and where[1])
+            where, message = re.match(_WHERE, str(error)), re.sub(_WHERE, "", str(error))
+            if message.startswith(_UNKNOWN_ADAPTER):
+                return ApiError(404, message, param="model", code="model_not_found")
+            return invalid(message, where and where[1])
         case DeadlineExceeded():
             return ApiError(504, str(error), code="timeout")
         case Unavailable() | Cancelled():
@@ -91,6 +94,8 @@ def _invalid_body(faults: Sequence[Mapping[str, Any]], body: Any) -> ApiError:
     first = faults[0]
     if first["type"] == "json_invalid":
         return invalid(f"the body is not valid JSON: {first['ctx']['error']} (character {first['loc'][1]})")
+    # Of a union's faults, those tell more whose member the value has the type of.
+    faults = sorted(faults, key=lambda fault: fault["type"].endswith("_type"))
     places = [_place(fault["loc"][1:], body) for fault in faults]  # without "body"
     param = places[0].partition(".")[0]
     lines = [

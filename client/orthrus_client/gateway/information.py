@@ -6,10 +6,10 @@ from fastapi import APIRouter
 from openai.types import Model
 from typing_extensions import TypedDict
 
-from orthrus_client.errors import OrthrusError
+from orthrus_client.errors import OrthrusError, Unavailable
 from orthrus_client.gateway.catalog import unknown_model
 from orthrus_client.gateway.context import GatewayDep
-from orthrus_client.gateway.errors import ApiError, api_error
+from orthrus_client.gateway.errors import api_error
 
 router = APIRouter()
 
@@ -43,7 +43,7 @@ async def health(gateway: GatewayDep) -> dict[str, str]:
     try:
         await gateway.health.check()
     except OrthrusError as error:
-        raise ApiError(503, f"the engine does not answer: {api_error(error).message}", code="unavailable") from error
+        raise Unavailable(f"the engine does not answer: {api_error(error).message}") from error
     return {"status": "ok"}
 
 
