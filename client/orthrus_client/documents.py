@@ -43,7 +43,7 @@ def read_documents(sources: Sequence[Path], *, chunk_characters: int = CHUNK_CHA
 
 
 def split_text(name: str, text: str, *, chunk_characters: int = CHUNK_CHARACTERS) -> list[Document]:
-    """The pieces of one text, cut as `read_documents` cuts; none if it is blank. Ids are `name`#1, `name`#2 and so on."""
+    """The pieces of one text, cut as `read_documents` cuts, with ids `name`#1 and so on; none if it is blank."""
     return list(_pieces(name, text, _splitter(chunk_characters)))
 
 

@@ -1,4 +1,4 @@
-"""The API key: whoever asks for anything below /v1 or /demo must send it. Looks at headers only, before a body is read."""
+"""The API key: whoever asks below /v1 or /demo must send it. Looks at headers only, before a body is read."""
 
 import secrets
 

@@ -74,9 +74,10 @@ def gateway(
 ) -> None:
     """Serve OpenAI's API: /v1/embeddings, /v1/completions, /v1/chat/completions, /v1/models, and /health.
 
-    At / there is a page for a browser: it answers questions over documents, in rounds, and shows them as they happen.
+    At / there is a page for a browser, which answers questions in rounds and shows them as they happen.
 
-    With ORTHRUS_API_KEY in the environment, whoever asks for anything below /v1 must send that key, and so must the page.
+    With ORTHRUS_API_KEY in the environment, whoever asks for anything below /v1 must send that key; the page asks for
+    it.
 
     When it listens, one line of JSON on stdout gives its address: {"http": "127.0.0.1:8080"}; a terminal is spared it.
     """

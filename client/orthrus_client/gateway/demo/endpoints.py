@@ -18,7 +18,7 @@ from orthrus_client.gateway.demo.corpora import SAMPLE, Corpus
 from orthrus_client.gateway.demo.load import INTERVAL_SECONDS, Load
 from orthrus_client.gateway.demo.state import DemoDep
 from orthrus_client.gateway.errors import ApiError, invalid
-from orthrus_client.gateway.schemas import STRICT, Text
+from orthrus_client.gateway.schemas import STRICT
 from orthrus_client.gateway.streaming import EventStream
 from orthrus_client.retrieval import IterativeRetriever
 
@@ -35,7 +35,7 @@ class Question(BaseModel):
 
     model_config = STRICT
 
-    question: Annotated[Text, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
+    question: Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, max_length=1000)]
     corpus: str = SAMPLE
     rounds: Annotated[int, Field(ge=1, le=MOST_ROUNDS)] = 3
     documents: Annotated[int, Field(ge=1, le=MOST_DOCUMENTS)] = 5
@@ -62,12 +62,14 @@ async def upload(
     request: Request,
     demo: DemoDep,
     # Another site's page can make a browser send plain text here, but no header of this name.
-    x_document_name: Annotated[str, Header(description="The file's name, percent-encoded.")],
+    x_document_name: Annotated[str, Header(description="The file's name, percent-encoded.")] = "",
     content_type: Annotated[str, Header()] = "",
 ) -> dict[str, Any]:
     """Keeps a text, cut into pieces, and says by which id to ask over it. It is embedded when that happens."""
     if content_type.replace(" ", "").lower() not in ("text/plain", "text/plain;charset=utf-8"):
         raise ApiError(415, f"a text is uploaded as text/plain in UTF-8, not as {content_type!r}")
+    if not x_document_name:
+        raise invalid("the header X-Document-Name is missing: it holds the file's name", "X-Document-Name")
     name = PurePath(unquote(x_document_name)).name[:NAME_CHARACTERS] or "text"
     documents = await asyncio.to_thread(split_text, name, await _text(request), chunk_characters=CHUNK_CHARACTERS)
     if not documents:

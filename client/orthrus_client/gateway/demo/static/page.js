@@ -1,6 +1,6 @@
 // The page: asks the gateway and shows what it answers. All that comes from outside is put in as text, never as markup.
 
-const KINDS = { embed: "embedding", prefill: "reading prompts", decode: "writing" };
+const KINDS = { embed: "texts and queries", prefill: "prompts", decode: "answers" };
 const SECONDS = 60;
 const RETRY_MS = 3000;
 const KEY = "orthrus-api-key";
@@ -10,6 +10,7 @@ const byId = (id) => document.getElementById(id);
 const form = byId("form");
 const question = byId("question");
 const file = byId("file");
+const calm = matchMedia("(prefers-reduced-motion: reduce)");
 const numbers = new Intl.NumberFormat("en");
 
 function element(name, properties = {}, ...children) {
@@ -110,6 +111,7 @@ async function ask() {
   const text = question.value.trim();
   setRunning(true);
   problem("");
+  byId("answers").hidden = true;
   byId("cards").replaceChildren();
   byId("asked").textContent = text;
   const started = performance.now();
@@ -149,8 +151,11 @@ async function show(answer, asked, rounds) {
         break;
       case "round":
         card = cardOf(event, asked);
-        byId("answers").hidden = false;
         byId("cards").append(card.article);
+        if (byId("answers").hidden) {
+          byId("answers").hidden = false;
+          byId("actions").scrollIntoView({ behavior: calm.matches ? "auto" : "smooth" });
+        }
         say(`Round ${event.round} of ${rounds}: ${event.documents.length} documents found, writing`);
         break;
       case "text":
@@ -297,11 +302,11 @@ function summary() {
   const all = steps("embed") + steps("generate") + steps("mixed");
   if (!all) return "Nothing was computed in the last minute.";
   const parts = Object.entries(KINDS).map(
-    ([kind, meaning]) => `${numbers.format(sum((interval) => interval.tokens[kind]))} ${meaning}`,
+    ([kind, meaning]) => `${numbers.format(sum((interval) => interval.tokens[kind]))} ${kind} (${meaning})`,
   );
   return (
-    `Tokens in the last minute: ${parts.join(", ")}. They took ${numbers.format(all)} steps, ` +
-    `${numbers.format(steps("mixed"))} of which embedded and generated at once.`
+    `Tokens in the last minute: ${parts.join(", ")}. Steps: ${numbers.format(all)}, of which ` +
+    `${numbers.format(steps("mixed"))} embedded and generated at once.`
   );
 }
 
