@@ -1,22 +1,21 @@
 """The page in a real browser, as people use it. `make browser-check` runs this, and says how to get a Chromium."""
 
 import os
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
+from tests.gateway.chromium import MISSING, find_chromium
 from tests.gateway.serving import RunningGateway
 
-BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = next((found for name in BROWSERS if (found := shutil.which(name))), None)
+CHROMIUM = find_chromium()
 PATIENCE_MS = 120_000  # for what the server has to compute
 QUESTION = "Does the Gold plan cover my gym membership?"
 MARKUP = "<img src=x onerror=\"document.title='taken'\">"
 
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium on PATH: see `make browser-check`")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=MISSING)
 
 
 @pytest.fixture(scope="module")
