@@ -2,7 +2,9 @@
 # make serve   serve the default model on 127.0.0.1, ports 8000 to 8002 (ARGS="--model ..." for other options)
 # make test    run the tests (ARGS="-k name" for some of them)
 # make lint    ruff and mypy
+# make browser-check  the tests of the gateway's page in a Chromium, which leave pictures of it in screenshots/
 # make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
+# make soak    10,000 requests, many cancelled, late or wrong, and a ledger of their answers (ARGS="--requests 500" for fewer)
 # make docker-check  carry out the steps of docker/Dockerfile.cpu in a Debian root, up to a served request (as root; minutes)
 # make clean   remove the virtual environment, caches and what builds leave
 #
@@ -16,7 +18,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 ARGS ?=
 
-.PHONY: help demo serve test lint equivalence docker-check install clean
+.PHONY: help demo serve test lint browser-check equivalence soak docker-check install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -45,12 +47,19 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
+browser-check: $(INSTALLED)
+	@$(BIN)/python -m tests.gateway.chromium
+	ORTHRUS_SCREENSHOTS=screenshots $(BIN)/python -m pytest tests/gateway/test_browser.py $(ARGS)
+
 equivalence: $(INSTALLED)
 	$(BIN)/python -m tools.equivalence $(ARGS)
+
+soak: $(INSTALLED)
+	$(BIN)/python -m tools.soak $(ARGS)
 
 docker-check: $(INSTALLED)
 	$(BIN)/python -m tools.docker_check $(ARGS)
 
 clean:
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis client/build client/*.egg-info
+	rm -rf screenshots .venv .mypy_cache .ruff_cache .pytest_cache .hypothesis client/build client/*.egg-info
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

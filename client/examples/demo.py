@@ -1,6 +1,6 @@
 """Answers five questions by iterative retrieval through a real server; run by `make demo`.
 
-Starts a server of its own (or uses a running one, see --url), embeds the corpus beside this file through it, and asks.
+Starts a server of its own (or uses a running one, see --url), embeds the sample corpus through it, and asks.
 The questions come one after the other, as users send them, and none waits for the one before. So the embeddings of one
 meet the generations of others at the server, which runs them in shared steps.
 
@@ -9,28 +9,26 @@ The default model was not trained to embed, so the index whitens its vectors, se
 
 import argparse
 import asyncio
-import json
 import signal
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import httpx2
 from local_server import local_server
 from orthrus_client import AsyncOrthrusClient, OrthrusError
-from orthrus_client.index import Document, DocumentIndex
+from orthrus_client.index import DocumentIndex
 from orthrus_client.retrieval import Answer, IterativeRetriever, Step
+from orthrus_client.sample_corpus import SampleCorpus, SampleQuestion, sample_corpus
+from orthrus_client.server_counts import ServerCounts
 from rich.console import Console
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
-from server_metrics import Counts, counts_since, read_counts
+from server_metrics import counts_since, read_counts
 
-CORPUS = Path(__file__).with_name("corpus.json")
 TIMEOUT = 60.0  # seconds for one call
 INTERVAL = 0.5  # seconds from question to question
 TOP_K = 5
@@ -42,14 +40,6 @@ wrong. What there is to see is how the parts work together.
 """
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A question, and the documents that its answer takes."""
-
-    text: str
-    needs: frozenset[str]
-
-
 def main() -> int:
     """Runs the demo; 0 when every question was answered."""
     options = _options()
@@ -57,11 +47,11 @@ def main() -> int:
     signal.signal(signal.SIGTERM, _interrupt)  # so that SIGTERM, too, ends the server that was started here
     try:
         with _server(console, options) as (grpc, metrics):
-            corpus = json.loads(CORPUS.read_text(encoding="utf-8"))
+            corpus = sample_corpus()
             before, started = read_counts(metrics), time.perf_counter()
             answers, sent = asyncio.run(_ask(console, grpc, corpus, options.rounds))
             seconds = time.perf_counter() - started
-            _print_answers(console, answers, _questions(corpus))
+            _print_answers(console, answers, corpus.questions)
             _print_counts(console, counts_since(metrics, before, sent), seconds)
     except KeyboardInterrupt:
         console.print("[red]interrupted")
@@ -72,12 +62,11 @@ def main() -> int:
     return 0
 
 
-async def _ask(console: Console, url: str, corpus: dict[str, Any], rounds: int) -> tuple[list[Answer], int]:
+async def _ask(console: Console, url: str, corpus: SampleCorpus, rounds: int) -> tuple[list[Answer], int]:
     """The answers, and how many requests they took."""
-    documents = [Document(**document) for document in corpus["documents"]]
-    questions = [question.text for question in _questions(corpus)]
+    documents, questions = corpus.documents, [question.text for question in corpus.questions]
     async with AsyncOrthrusClient(url) as client:
-        console.print(f"[bold]Indexing {len(documents)} documents[/] of {corpus['company']}")
+        console.print(f"[bold]Indexing {len(documents)} documents[/] of {corpus.company}")
         vectors = await client.embed([document.text for document in documents], timeout=TIMEOUT)
         retriever = IterativeRetriever(
             client,
@@ -115,7 +104,7 @@ def _print_step(console: Console, step: Step) -> None:
     console.print(Padding(lines, (0, 0, 1, 2)))
 
 
-def _print_answers(console: Console, answers: Sequence[Answer], questions: Sequence[Question]) -> None:
+def _print_answers(console: Console, answers: Sequence[Answer], questions: Sequence[SampleQuestion]) -> None:
     rounds = len(answers[0].steps)
     table = Table(title="Answers, and documents needed that retrieval returned", title_justify="left")
     for heading in ("question", "answer", *(f"round {number + 1}" for number in range(rounds))):
@@ -127,7 +116,7 @@ def _print_answers(console: Console, answers: Sequence[Answer], questions: Seque
     console.print(table)
 
 
-def _print_counts(console: Console, counts: Counts, seconds: float) -> None:
+def _print_counts(console: Console, counts: ServerCounts, seconds: float) -> None:
     requests, tokens, steps = counts.requests, counts.tokens, counts.steps
     table = Table("what the server counted", "", title=f"Summary of {seconds:.1f} s", title_justify="left")
     table.add_row("requests", ", ".join(f"{number} {kind}" for kind, number in sorted(requests.items())))
@@ -140,10 +129,6 @@ def _print_counts(console: Console, counts: Counts, seconds: float) -> None:
     table.add_row("embeddings/s", f"{requests['embed'] / seconds:.1f}")
     table.add_row("tokens/s", f"{tokens.total() / seconds:.0f}, of them {tokens['decode'] / seconds:.0f} generated")
     console.print(table)
-
-
-def _questions(corpus: dict[str, Any]) -> list[Question]:
-    return [Question(question["text"], frozenset(question["needs"])) for question in corpus["questions"]]
 
 
 @contextmanager

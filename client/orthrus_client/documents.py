@@ -29,13 +29,10 @@ def read_documents(sources: Sequence[Path], *, chunk_characters: int = CHUNK_CHA
     Raises:
         ValueError: a source is not there or has no text, or what is in it is not readable; the message says where.
     """
-    if chunk_characters < 1:
-        raise ValueError(f"chunk_characters is at least 1, not {chunk_characters}")
-    smallest = max(1, chunk_characters // SMALLEST_SHARE)
-    splitter = TextSplitter((smallest, chunk_characters))
+    splitter = _splitter(chunk_characters)
     documents: dict[str, Document] = {}
     for file in _files(sources):
-        lines = _json_lines(file) if file.suffix == JSON_LINES else _pieces(file, splitter)
+        lines = _json_lines(file) if file.suffix == JSON_LINES else _pieces(file.as_posix(), _content(file), splitter)
         for document in lines:
             if document.id in documents:
                 raise ValueError(f"{file}: two documents have the id {document.id!r}")
@@ -43,6 +40,17 @@ def read_documents(sources: Sequence[Path], *, chunk_characters: int = CHUNK_CHA
     if not documents:
         raise ValueError(f"{', '.join(map(str, sources))}: there is no text in it")
     return list(documents.values())
+
+
+def split_text(name: str, text: str, *, chunk_characters: int = CHUNK_CHARACTERS) -> list[Document]:
+    """The pieces of one text, cut as `read_documents` cuts, with ids `name`#1 and so on; none if it is blank."""
+    return list(_pieces(name, text, _splitter(chunk_characters)))
+
+
+def _splitter(chunk_characters: int) -> TextSplitter:
+    if chunk_characters < 1:
+        raise ValueError(f"chunk_characters is at least 1, not {chunk_characters}")
+    return TextSplitter((max(1, chunk_characters // SMALLEST_SHARE), chunk_characters))
 
 
 def _files(sources: Sequence[Path]) -> Iterator[Path]:
@@ -56,9 +64,9 @@ def _files(sources: Sequence[Path]) -> Iterator[Path]:
         yield from files
 
 
-def _pieces(file: Path, splitter: TextSplitter) -> Iterator[Document]:
-    for number, piece in enumerate(splitter.chunks(_content(file)), 1):
-        yield Document(f"{file.as_posix()}#{number}", piece)
+def _pieces(name: str, text: str, splitter: TextSplitter) -> Iterator[Document]:
+    for number, piece in enumerate(splitter.chunks(text), 1):
+        yield Document(f"{name}#{number}", piece)
 
 
 def _json_lines(file: Path) -> Iterator[Document]:

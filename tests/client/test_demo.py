@@ -1,6 +1,5 @@
 """The demo as its user runs it."""
 
-import json
 import re
 import signal
 import subprocess
@@ -10,6 +9,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from orthrus_client.sample_corpus import sample_corpus
 
 from tests.serving import RunningServer, left_over
 
@@ -21,10 +21,9 @@ def test_the_demo_answers_every_question_in_three_rounds(server: RunningServer) 
     command = [*DEMO, "--url", server.grpc, "--metrics-url", server.metrics]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-    corpus = json.loads((EXAMPLES / "corpus.json").read_text())
-    for question in corpus["questions"]:
+    for question in sample_corpus().questions:
         for number in (1, 2, 3):
-            assert f"round {number}  {question['text']}" in done.stdout
+            assert f"round {number}  {question.text}" in done.stdout
     assert "45 embed, 15 generate" in done.stdout
     mixed = re.search(r"(\d+) of the \d+ steps with embeddings", done.stdout)
     assert mixed
@@ -32,11 +31,11 @@ def test_the_demo_answers_every_question_in_three_rounds(server: RunningServer) 
 
 
 def test_the_corpus_is_sound() -> None:
-    corpus = json.loads((EXAMPLES / "corpus.json").read_text())
-    ids = [document["id"] for document in corpus["documents"]]
+    corpus = sample_corpus()
+    ids = [document.id for document in corpus.documents]
     assert len(ids) == len(set(ids))
-    assert len(corpus["questions"]) == 5
-    assert all(len(question["needs"]) == 2 and set(question["needs"]) <= set(ids) for question in corpus["questions"])
+    assert len(corpus.questions) == 5
+    assert all(len(question.needs) == 2 and question.needs <= set(ids) for question in corpus.questions)
 
 
 def test_a_server_that_is_not_there_is_said_in_one_line() -> None:

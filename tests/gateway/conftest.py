@@ -22,7 +22,7 @@ def anyio_backend() -> str:
 def gateway(server: RunningServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningGateway]:
     """A gateway with a key, which takes bodies of 1 MiB."""
     log = tmp_path_factory.mktemp("gateway") / "stderr.log"
-    with running_gateway(server.grpc, log, "--max-body=1", key=KEY) as running:
+    with running_gateway(server.grpc, log, "--max-body=1", f"--metrics-url={server.metrics}", key=KEY) as running:
         yield running
 
 

@@ -1,10 +1,12 @@
 """The application: its endpoints, and what stands before and behind all of them."""
 
+import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from fastapi import FastAPI
+from httpx2 import AsyncClient
 from starlette.types import ASGIApp
 
 from orthrus_client import AsyncOrthrusClient
@@ -12,11 +14,17 @@ from orthrus_client.gateway import chat, completions, embeddings, information
 from orthrus_client.gateway.auth import ApiKey
 from orthrus_client.gateway.catalog import Catalog
 from orthrus_client.gateway.context import Gateway
+from orthrus_client.gateway.demo import endpoints as demo
+from orthrus_client.gateway.demo.corpora import Corpora
+from orthrus_client.gateway.demo.load import Load
+from orthrus_client.gateway.demo.site import add_site
+from orthrus_client.gateway.demo.state import Demo
 from orthrus_client.gateway.errors import add_error_handlers
 from orthrus_client.gateway.health import Health
 from orthrus_client.gateway.limits import limit_body
+from orthrus_client.sample_corpus import sample_corpus
 
-ROUTERS = (embeddings.router, completions.router, chat.router, information.router)
+ROUTERS = (embeddings.router, completions.router, chat.router, information.router, demo.router)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,16 +36,23 @@ class Settings:
     model_name: str | None
     api_key: str | None
     max_body_bytes: int
+    metrics: str  # host:port, for the page
 
 
-def make_app(settings: Settings) -> ASGIApp:
-    """An application that connects when it starts and disconnects when it ends."""
+def make_app(settings: Settings, closing: asyncio.Event) -> ASGIApp:
+    """An application that connects when it starts and disconnects when it ends.
+
+    Args:
+        closing: is to be set before the application ends; what would stream for ever stops then.
+    """
+    sample = sample_corpus()
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
-        async with settings.connect() as client:
+        async with settings.connect() as client, AsyncClient(trust_env=False) as http:
             catalog = Catalog(client, settings.model_name)
             app.state.gateway = Gateway(client, catalog, Health(client), settings.timeout)
+            app.state.demo = Demo(sample, Corpora(sample), Load(settings.metrics, http), closing)
             yield
 
     app = FastAPI(
@@ -52,4 +67,5 @@ def make_app(settings: Settings) -> ASGIApp:
         app.add_middleware(ApiKey, key=settings.api_key)
     for router in ROUTERS:
         app.include_router(router)
+    add_site(app)
     return limit_body(app, settings.max_body_bytes)

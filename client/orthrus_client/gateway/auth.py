@@ -1,4 +1,4 @@
-"""The API key: whoever asks for anything below /v1 must send it. Looks at headers only, before a body is read."""
+"""The API key: whoever asks below /v1 or /demo must send it. Looks at headers only, before a body is read."""
 
 import secrets
 
@@ -7,7 +7,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from orthrus_client.gateway.errors import ApiError
 
-PROTECTED = "/v1"
+PROTECTED = ("/v1", "/demo")
 
 
 class ApiKey:

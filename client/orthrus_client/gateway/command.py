@@ -49,6 +49,14 @@ def gateway(
             rich_help_panel=GATEWAY,
         ),
     ] = None,
+    metrics_url: Annotated[
+        str,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of Triton's metrics, for the chart of the page.",
+            rich_help_panel=SERVER,
+        ),
+    ] = "127.0.0.1:8002",
     max_body: Annotated[
         float,
         typer.Option(
@@ -66,7 +74,10 @@ def gateway(
 ) -> None:
     """Serve OpenAI's API: /v1/embeddings, /v1/completions, /v1/chat/completions, /v1/models, and /health.
 
-    With ORTHRUS_API_KEY in the environment, whoever asks for anything below /v1 must send that key.
+    At / there is a page for a browser, which answers questions in rounds and shows them as they happen.
+
+    With ORTHRUS_API_KEY in the environment, whoever asks for anything below /v1 must send that key; the page asks for
+    it.
 
     When it listens, one line of JSON on stdout gives its address: {"http": "127.0.0.1:8080"}; a terminal is spared it.
     """
@@ -77,14 +88,17 @@ def gateway(
         from orthrus_client.gateway.app import Settings
         from orthrus_client.gateway.server import run
     except ImportError as error:
-        _fail(f"{error.name} is missing: pip install 'orthrus-client[gateway]'", status=1)
+        missing = f"{error.name} is missing" if error.name else str(error)
+        _fail(f"{missing}: pip install 'orthrus-client[gateway]'", status=1)
     upstream.client().close()  # options that do not fit together show now, and in one line
-    settings = Settings(upstream.async_client, upstream.timeout, model_name, key, int(max_body * 2**20))
+    settings = Settings(upstream.async_client, upstream.timeout, model_name, key, int(max_body * 2**20), metrics_url)
 
     def announce(address: str) -> None:
         if not sys.stdout.isatty():
             typer.echo(json.dumps({"http": address}))
-        typer.echo(f"OpenAI's API is at http://{address}/v1. Ctrl-C stops it.", err=True)
+        typer.echo(
+            f"OpenAI's API is at http://{address}/v1, a page to try it at http://{address}/. Ctrl-C stops it.", err=True
+        )
         if not _is_loopback(host):
             typer.echo(_exposure(address, with_key=key is not None), err=True)
 
@@ -103,7 +117,7 @@ def _exposure(address: str, *, with_key: bool) -> str:
     rest = "in clear text: put TLS before it." if with_key else f"and asks nobody for a key: set {KEY_VARIABLE}."
     return (
         f"WARNING: other machines can reach {address}: everything below /v1 (embeddings, completions, names of models),"
-        f" /health and /openapi.json. It speaks HTTP {rest}"
+        f" the page and what it asks for below /demo, /health and /openapi.json. It speaks HTTP {rest}"
     )
 
 

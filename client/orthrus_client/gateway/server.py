@@ -1,5 +1,6 @@
 """Runs the application: listens, says where, and ends in order."""
 
+import asyncio
 import signal
 import socket
 from collections.abc import Callable
@@ -13,16 +14,21 @@ from orthrus_client.gateway.app import Settings, make_app
 
 
 class _Server(uvicorn.Server):
-    """Tells when it accepts connections."""
+    """Tells when it accepts connections, and when it is about to end."""
 
-    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None]) -> None:
+    def __init__(self, config: uvicorn.Config, on_ready: Callable[[], None], closing: asyncio.Event) -> None:
         super().__init__(config)
         self._on_ready = on_ready
+        self._closing = closing
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
         if self.started:
             self._on_ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._closing.set()
+        await super().shutdown(sockets)
 
 
 def run(
@@ -37,8 +43,9 @@ def run(
     Returns:
         Whether it was ever ready.
     """
+    closing = asyncio.Event()
     config = uvicorn.Config(
-        make_app(settings),
+        make_app(settings, closing),
         host=host,
         port=port,
         log_level=log_level,
@@ -47,7 +54,7 @@ def run(
         server_header=False,
     )
     listening = config.bind_socket()
-    server = _Server(config, lambda: on_ready(_address(listening)))
+    server = _Server(config, lambda: on_ready(_address(listening)), closing)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal anew at its end, which is no failure
     server.run([listening])

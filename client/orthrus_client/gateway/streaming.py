@@ -33,10 +33,10 @@ async def stream(request: Request, events: AsyncGenerator[BaseModel]) -> Streami
     except BaseException:
         await events.aclose()
         raise
-    return _EventStream(_lines(first, events))
+    return EventStream(_lines(first, events))
 
 
-class _EventStream(EventSourceResponse):
+class EventStream(EventSourceResponse):
     """Closes what it streams also when the client has gone in the middle."""
 
     body_iterator: AsyncGenerator[bytes]
