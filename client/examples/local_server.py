@@ -70,5 +70,5 @@ def _signals_later() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
-        for number in dict.fromkeys(held):
-            signal.raise_signal(number)
+        for came in dict.fromkeys(held):
+            signal.raise_signal(came)

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 from collections import Counter
-from typing import Annotated
+from typing import Annotated, Never
 
 import numpy as np
 import psutil
@@ -83,7 +83,7 @@ def soak(server: Endpoints, requests: int, concurrency: int, seed: int) -> list[
 
 
 async def _stage(
-    server: Endpoints, ledger: Ledger, count: int, concurrency: int, draw: random.Random, progress: "tqdm[None]"
+    server: Endpoints, ledger: Ledger, count: int, concurrency: int, draw: random.Random, progress: "tqdm[Never]"
 ) -> None:
     caller, slots = Caller(server.http, server.grpc), asyncio.Semaphore(concurrency)
 

@@ -236,9 +236,13 @@ def _embed_tensors(call: Call, draw: random.Random) -> dict[str, NDArray[Any]]:
     texts = [_text(draw, 60) for _ in range(draw.randrange(1, 4))]
     options: dict[str, object] = {"pooling": draw.choice(["mean", "last", "cls", "weighted_mean"])}
     if call.fate is Fate.BAD:
-        texts, options = draw.choice(
-            [(["good", ""], options), (texts, {"dimensions": 0}), (texts, {"adapter": "nobody"}), (["x " * 9000], {})]
-        )
+        faults: list[tuple[list[str], dict[str, object]]] = [
+            (["good", ""], options),
+            (texts, {"dimensions": 0}),
+            (texts, {"adapter": "nobody"}),
+            (["x " * 9000], {}),
+        ]
+        texts, options = draw.choice(faults)
     return {"text_input": _strings(*texts), "embedding_parameters": _strings(json.dumps(options))}
 
 
