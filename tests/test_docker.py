@@ -14,7 +14,8 @@ import pytest
 import typer.main
 import yaml
 
-from orthrus_backend.cli import DEFAULTS, app
+from orthrus_backend.cli import app
+from orthrus_backend.config import EngineSettings
 from orthrus_backend.serve.session import STOP_SECONDS
 from tests.serving import RunningServer
 from tools.docker_check.context import context, copied
@@ -165,7 +166,10 @@ class TestCompose:
     @pytest.mark.parametrize("name", ["server", "server-gpu"])
     def test_a_server_gets_memory_to_share_and_time_to_end(self, name: str) -> None:
         assert SERVICES[name]["shm_size"] == "1gb"
-        assert float(SERVICES[name]["stop_grace_period"].removesuffix("s")) > DEFAULTS.drain_timeout + STOP_SECONDS
+        assert (
+            float(SERVICES[name]["stop_grace_period"].removesuffix("s"))
+            > EngineSettings().drain.drain_timeout + STOP_SECONDS
+        )
 
     @pytest.mark.parametrize("name", ["server", "server-gpu", "gateway"])
     def test_what_others_reach_can_change_nothing_outside(self, name: str) -> None:

@@ -23,8 +23,8 @@ def metric(server: RunningServer, name: str, **labels: str) -> float:
     )
 
 
-def wait_for(server: RunningServer, name: str, value: float, **labels: str) -> None:
-    deadline = time.monotonic() + 60  # a step may be long, where others use the machine too
+def wait_for(server: RunningServer, name: str, value: float, within: float = 60, **labels: str) -> None:
+    deadline = time.monotonic() + within  # a step may be long, where others use the machine too
     while metric(server, name, **labels) != value and time.monotonic() < deadline:
         time.sleep(0.2)
     assert metric(server, name, **labels) == value
