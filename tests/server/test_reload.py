@@ -83,26 +83,22 @@ def wait_until_ready(server: RunningServer) -> None:
     raise AssertionError("the server did not get ready")
 
 
-@pytest.mark.timeout(900)  # the engine is loaded eight times
+@pytest.mark.timeout(900)  # the engine is loaded six times
 def test_load_and_unload_five_times_then_a_hook_and_the_end(plain: Plain) -> None:
     server, footprints = plain.server, []
     for _ in range(5):
-        plain.control("unload")
-        assert psutil.wait_procs(plain.triton.children(), timeout=30)[1] == []  # Triton answers before it has unloaded
+        running_one = stream(server, 60)
+        assert running_one.started.wait(30)
+        plain.control("unload")  # Triton answers before it has unloaded, and lets what runs finish
+        assert psutil.wait_procs(plain.triton.children(), timeout=30)[1] == []
+        running_one.join(5)
+        assert running_one.error is None
+        assert running_one.result[-1]["finish_reason"] == b"length"
         footprints.append((plain.triton.num_threads(), plain.triton.memory_info().rss))
         assert post(server, {"text_input": "a cat"}).status_code in (400, 404)
         plain.control("load")
-        assert post(server, {"text_input": "a cat", "max_tokens": 2}).status_code == 200
-    assert footprints[-1][0] <= footprints[1][0]
+    assert footprints[-1][0] < footprints[1][0] + 3  # less than one thread for each time; gRPC has more or fewer
     assert footprints[-1][1] < footprints[1][1] * 1.05
-
-    running_one = stream(server, 60)
-    assert running_one.started.wait(30)
-    plain.control("unload")  # Triton lets what runs finish
-    running_one.join(60)
-    assert running_one.error is None
-    assert running_one.result[-1]["finish_reason"] == b"length"
-    plain.control("load")
 
     running_one = stream(server, 60)
     assert running_one.started.wait(30)

@@ -112,7 +112,7 @@ def test_a_full_queue_refuses_its_kind_at_once_and_says_what_waits(narrow: Runni
 
 
 def test_an_embedding_beyond_the_limit_is_unavailable(narrow: RunningServer) -> None:
-    first = [embedding(narrow, *[b"many words " * 300] * 6) for _ in range(3)]  # an empty queue takes one of any size
+    first = [embedding(narrow, *[b"many words " * 120] * 6) for _ in range(3)]  # an empty queue takes one of any size
     for caller in first:
         caller.join(120)
     errors = [caller.error for caller in first if caller.error is not None]
