@@ -96,6 +96,33 @@ def test_log_probabilities_come_when_asked_for(client: OrthrusClient) -> None:
     assert client.generate(prompts()[0], **GREEDY).cumulative_logprob is None
 
 
+def test_token_ids_mean_what_their_text_means(client: OrthrusClient, reference: Reference) -> None:
+    ids = [reference.tokenizer(text)["input_ids"] for text in texts(3)]
+    result = client.embed_with_usage(ids, batch_size=2)
+    wanted = [reference.embed(text) for text in texts(3)]
+    np.testing.assert_allclose(result.vectors, wanted, rtol=0, atol=1e-5)
+    assert result.num_input_tokens.tolist() == [len(each) for each in ids]
+    prompt = reference.tokenizer(prompts()[0])["input_ids"]
+    assert client.generate(prompt, **GREEDY).text == reference.greedy_text(prompts()[0], 12)
+    assert client.generate(np.array(prompt), **GREEDY) == client.generate(prompt, **GREEDY)
+    with pytest.raises(InvalidRequest, match=r"1000000.*vocabulary"):
+        client.embed([[10**6]])
+
+
+def test_several_texts_of_one_prompt(client: OrthrusClient) -> None:
+    drawn: Sampling = {"max_tokens": 6, "temperature": 0.9, "seed": 7, "logprobs": 1}
+    alone = [client.generate("Once", **(drawn | {"seed": 7 + i})) for i in range(3)]
+    answers = client.generate_n("Once", n=3, **drawn)
+    assert [answer.text for answer in answers] == [answer.text for answer in alone]
+    assert [answer.finish_reason for answer in answers] == [answer.finish_reason for answer in alone]
+    assert [len(answer.logprobs or []) for answer in answers] == [answer.num_output_tokens for answer in answers]
+    assert Generation.join_each(client.stream("Once", n=3, **drawn)) == answers
+    assert len(client.chat_n(CHAT, n=2, **drawn)) == 2
+    for call in (client.generate, client.chat):
+        with pytest.raises(ValueError, match=r"n 2: .*generate_n"):
+            call("Once", n=2)  # type: ignore[operator]
+
+
 def test_many_threads_share_a_client(client: OrthrusClient) -> None:
     with ThreadPoolExecutor(16) as threads:
         answers = [threads.submit(client.generate, prompt, **GREEDY) for prompt in prompts()[:8] * 2]

@@ -127,6 +127,13 @@ def test_a_prompt_up_to_the_limit_is_answered(service: Service, length: int) -> 
     assert isinstance(inbox.outputs[-1], Embedded)
 
 
+@pytest.mark.parametrize("length", [5, LIMIT - 20, LIMIT])
+def test_without_max_tokens_there_are_16_at_most_and_null_means_all_the_room(service: Service, length: int) -> None:
+    ids, room = list(range(20, 20 + length)), LIMIT + 1 - length
+    assert len(ask(service, ids, ignore_eos=True)[0]) == min(16, room)
+    assert len(ask(service, ids, max_tokens=None, ignore_eos=True)[0]) == room
+
+
 @pytest.mark.parametrize(("length", "max_tokens"), [(LIMIT + 1, 1), (LIMIT, 2), (120, 100)])
 def test_what_is_too_long_is_refused_with_all_numbers(service: Service, length: int, max_tokens: int) -> None:
     named = f"{length} tokens and max_tokens {max_tokens} exceed the model's limit of {LIMIT}"

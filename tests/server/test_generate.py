@@ -117,6 +117,16 @@ def test_http_generate_stream_sends_events_that_join_to_the_text(server: Running
     assert "".join(piece["text_output"] for piece in pieces) == expected
 
 
+def test_the_chosen_token_comes_first_in_its_logprobs(server: RunningServer) -> None:
+    body = {"text_input": PROMPT, "temperature": 1.5, "seed": 3, "max_tokens": 8, "logprobs": 3}
+    extras = {"exclude_input_in_output": True, "return_logprobs": True, "return_cumulative_logprob": True}
+    answer = post(server, body | extras).json()
+    chosen = [next(iter(token.values())) for token in json.loads(answer["logprobs"])]
+    assert "".join(token["decoded_token"] for token in chosen) == answer["text_output"]
+    assert sum(token["logprob"] for token in chosen) == pytest.approx(answer["cumulative_logprob"], abs=1e-3)
+    assert any(token["rank"] != 1 for token in chosen)  # else this shows nothing
+
+
 def test_the_readmes_first_request_is_answered_with_text(server: RunningServer) -> None:
     answer = post(server, {"text_input": PROMPT, "max_tokens": 8})
     assert answer.status_code == 200, answer.text
