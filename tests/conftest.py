@@ -49,3 +49,10 @@ def server(
 def reference() -> Reference:
     """The default model run by Hugging Face's own code."""
     return Reference(ensure_default_model())
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """With two processes, tests that talk to servers stay in one, and share its server; the engine's are in the other."""
+    for item in items:
+        if item.path.parent.name != "engine":
+            item.add_marker(pytest.mark.xdist_group("servers"))
