@@ -52,7 +52,7 @@ def reference() -> Reference:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """With two processes, tests that talk to servers stay in one, and share its server; the engine's are in the other."""
+    """With two processes, tests that talk to servers share the one of the first, and the engine's run in the second."""
     for item in items:
         if item.path.parent.name != "engine":
             item.add_marker(pytest.mark.xdist_group("servers"))
