@@ -51,9 +51,7 @@ def reference() -> Reference:
     return Reference(ensure_default_model())
 
 
-@pytest.hookimpl(tryfirst=True)  # xdist reads the groups in a hook of its own
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_itemcollected(item: pytest.Item) -> None:
     """With two processes, tests that talk to servers share the one of the first, and the engine's run in the second."""
-    for item in items:
-        if item.path.parent.name != "engine":
-            item.add_marker(pytest.mark.xdist_group("servers"))
+    if item.path.parent.name != "engine":
+        item.add_marker(pytest.mark.xdist_group("servers"))
