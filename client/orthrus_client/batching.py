@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
 
-Text = TypeVar("Text", bound=str | NDArray[np.int32])  # or token ids, [n]
+Text = TypeVar("Text", bound="str | NDArray[np.int32]")  # or token ids, [n]
 
 BATCH_SIZE = 64  # texts in one request
 IN_FLIGHT = 4  # requests at once: enough that the server never waits for the next one
