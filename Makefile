@@ -40,7 +40,7 @@ serve: $(INSTALLED)
 	$(BIN)/orthrus serve $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses=2 --dist=loadgroup $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=2 $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

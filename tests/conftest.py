@@ -2,9 +2,11 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from xdist.scheduler import LoadScopeScheduling
 
 from orthrus_backend.default_model import ensure_default_model
 from tests.collector import Collector
@@ -51,7 +53,13 @@ def reference() -> Reference:
     return Reference(ensure_default_model())
 
 
-def pytest_itemcollected(item: pytest.Item) -> None:
+class EngineBesideServers(LoadScopeScheduling):
     """With two processes, tests that talk to servers share the one of the first, and the engine's run in the second."""
-    if item.path.parent.name != "engine":
-        item.add_marker(pytest.mark.xdist_group("servers"))
+
+    def _split_scope(self, nodeid: str) -> str:
+        return nodeid.partition("::")[0] if nodeid.startswith("tests/engine/") else "servers"
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineBesideServers:
+    """What `make test` runs with."""
+    return EngineBesideServers(config, log)
