@@ -40,7 +40,8 @@ class _Params(BaseModel):
 
     @classmethod
     def parse(cls, document: str | None, base: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
-        """Read a JSON object over the keys of `base`; `overrides` that are not None replace both. A null is no value.
+        """Read a JSON object over the keys of `base`; `overrides` that are not None replace both. A null is the default,
+        but that of a key which may be None stays said: `max_tokens: null` asks for all the room there is.
 
         Raises:
             ValueError: not a JSON object, an unknown key, or a value out of range; the message names it.
@@ -52,7 +53,8 @@ class _Params(BaseModel):
         if not isinstance(keys, dict):
             raise ValueError(f"a JSON object is expected, got {shown(keys)}")
         keys = {**(base or {}), **keys}
-        given = {name: value for name, value in keys.items() if value is not None or name not in cls.model_fields}
+        fields = cls.model_fields
+        given = {n: v for n, v in keys.items() if v is not None or n not in fields or fields[n].default is None}
         return cls.from_mapping(given | {name: value for name, value in overrides.items() if value is not None})
 
     @classmethod

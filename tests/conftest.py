@@ -13,7 +13,7 @@ from tests.collector import Collector
 from tests.reference import Reference
 from tests.serving import RunningServer, orthrus_serve, running
 
-torch.set_num_threads(1)  # the server under test has the other cores; threads that spin for work would fight it
+torch.set_num_threads(1)  # the server under test has another core; threads that spin for work would fight it
 
 __all__ = ["RunningServer"]  # what `server` is, for annotations
 
@@ -42,7 +42,7 @@ def server(
     It traces, which changes nothing for a request that comes without a trace context.
     """
     log = tmp_path_factory.mktemp("server") / "stderr.log"
-    options = ("--dtype=float32", "--max-model-len=1024", f"--adapters-file={adapters_file}", "--traces")
+    options = ("--dtype=float32", "--max-model-len=1024", "--threads=1", f"--adapters-file={adapters_file}", "--traces")
     with running(orthrus_serve(*options), log, variables=collector.variables) as running_server:
         yield running_server
 
@@ -53,13 +53,20 @@ def reference() -> Reference:
     return Reference(ensure_default_model())
 
 
-class EngineBesideServers(LoadScopeScheduling):
-    """With two processes, tests that talk to servers share the one of the first, and the engine's run in the second."""
+APART = (
+    *("engine/", "test_serve", "server/test_faults"),
+    *("server/test_reload", "server/test_separate", "server/test_shutdown"),
+)
+
+
+class TwoHalves(LoadScopeScheduling):
+    """With two processes, all that asks the one `server` runs in the first. `APART` is what needs none, or its own."""
 
     def _split_scope(self, nodeid: str) -> str:
-        return nodeid.partition("::")[0] if nodeid.startswith("tests/engine/") else "servers"
+        file = nodeid.partition("::")[0]
+        return file if file.removeprefix("tests/").startswith(APART) else "server"
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> EngineBesideServers:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoHalves:
     """What `make test` runs with."""
-    return EngineBesideServers(config, log)
+    return TwoHalves(config, log)

@@ -25,7 +25,7 @@ from tests.serving import RunningServer
 PROMPT = "The capital of France is"
 QUIET_SECONDS = 0.3  # that a stream is listened to after FINAL
 ENDLESS = {"sampling_parameters": json.dumps({"max_tokens": 900, "ignore_eos": True, "temperature": 0})}
-LONG_TEXTS = ["word " * 1000] * 4  # some seconds of work
+LONG_TEXTS = ["word " * 1000] * 2  # some seconds of work
 OUT_OF_TIME = "deadline exceeded: the request's time is over"
 
 

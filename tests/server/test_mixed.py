@@ -25,9 +25,9 @@ def metric(server: RunningServer, name: str, **labels: str) -> float:
 
 def wait_for(server: RunningServer, name: str, value: float, within: float = 60, **labels: str) -> None:
     deadline = time.monotonic() + within  # a step may be long, where others use the machine too
-    while metric(server, name, **labels) != value and time.monotonic() < deadline:
+    while (now := metric(server, name, **labels)) != value and time.monotonic() < deadline:
         time.sleep(0.2)
-    assert metric(server, name, **labels) == value
+    assert now == value
 
 
 def test_64_mixed_requests_at_once_are_all_right(server: RunningServer, reference: Reference) -> None:
