@@ -40,8 +40,9 @@ class _Params(BaseModel):
 
     @classmethod
     def parse(cls, document: str | None, base: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
-        """Read a JSON object over the keys of `base`; `overrides` that are not None replace both. A null is the default,
-        but that of a key which may be None stays said: `max_tokens: null` asks for all the room there is.
+        """Read a JSON object over the keys of `base`; `overrides` that are not None replace both.
+
+        A null is the default; of a key that may be None it stays said: `max_tokens: null` asks for all the room there is.
 
         Raises:
             ValueError: not a JSON object, an unknown key, or a value out of range; the message names it.
