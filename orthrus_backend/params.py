@@ -42,7 +42,7 @@ class _Params(BaseModel):
     def parse(cls, document: str | None, base: Mapping[str, Any] | None = None, **overrides: Any) -> Self:
         """Read a JSON object over the keys of `base`; `overrides` that are not None replace both.
 
-        A null is the default; of a key that may be None it stays said: `max_tokens: null` asks for all the room there is.
+        A null is the default; that of a key which may be None stays said: `max_tokens: null` asks for all the room.
 
         Raises:
             ValueError: not a JSON object, an unknown key, or a value out of range; the message names it.
