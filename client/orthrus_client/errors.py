@@ -19,19 +19,19 @@ class OrthrusError(Exception):
     """A call failed; raised itself only for what the server calls an internal or unknown error."""
 
 
-class InvalidRequest(OrthrusError):  # noqa: N818
+class InvalidRequest(OrthrusError):  # noqa: N818  # gRPC's own name for it
     """The server refuses this request and would refuse it again; the message names what is wrong with it."""
 
 
-class Unavailable(OrthrusError):  # noqa: N818
+class Unavailable(OrthrusError):  # noqa: N818  # gRPC's own name for it
     """Nobody answers there, or the server is overloaded or not ready: the same call may succeed later."""
 
 
-class DeadlineExceeded(OrthrusError):  # noqa: N818
+class DeadlineExceeded(OrthrusError):  # noqa: N818  # gRPC's own name for it
     """The call's `timeout` passed. The server was told to stop working on it."""
 
 
-class Cancelled(OrthrusError):  # noqa: N818
+class Cancelled(OrthrusError):  # noqa: N818  # gRPC's own name for it
     """The call was cancelled by somebody else than its caller, e.g. by a server that shuts down."""
 
 

@@ -93,7 +93,7 @@ class TestChat:
         wanted = []
         for question in ("My name is Ann.", "What is my name?"):
             messages.append({"role": "user", "content": question})
-            wanted.append(client.chat(messages, max_tokens=12, temperature=0).text.strip())  # type: ignore[arg-type]
+            wanted.append(client.chat(messages, max_tokens=12, temperature=0).text.strip())  # type: ignore[arg-type]  # plain dictionaries
             messages.append({"role": "assistant", "content": wanted[-1]})
         stdin = "My name is Ann.\n\nWhat is my name?\n"
         out = answered(run(server, "chat", *GREEDY, "--system", "Be brief.", stdin=stdin))
@@ -153,7 +153,7 @@ class _Terminal:
 
 def finished(arguments: Sequence[str], **options: str) -> subprocess.CompletedProcess[str]:
     """A command, in a process of its own."""
-    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload]
+    return subprocess.run([*COMMAND, *arguments], capture_output=True, text=True, timeout=60, **options)  # type: ignore[call-overload]  # options of any type
 
 
 class TestProgram:

@@ -101,7 +101,7 @@ def _careful_turn(loop: "asyncio.Runner", conversation: Conversation, text: str)
 
 def _typed() -> Iterator[str]:
     with suppress(ImportError):  # absent on Windows; where it is there, input() can be edited and has a history
-        import readline  # noqa: F401  (importing it is all that it takes)
+        import readline  # noqa: F401  # importing it is all that it takes
     while True:
         try:
             text = input(PROMPT).strip()

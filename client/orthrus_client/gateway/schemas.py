@@ -68,9 +68,9 @@ class CompletionRequest(CompletionParams, SamplingExtensions, total=False):
 class ChatRequest(ChatParams, SamplingExtensions, total=False):
     """The body of /v1/chat/completions."""
 
-    messages: Required[Annotated[list[ChatMessage], Field(min_length=1)]]  # type: ignore[misc]
-    functions: list[Function]  # type: ignore[misc]
-    tools: list[ChatCompletionToolUnionParam]  # type: ignore[misc]
+    messages: Required[Annotated[list[ChatMessage], Field(min_length=1)]]  # type: ignore[misc]  # narrower, too
+    functions: list[Function]  # type: ignore[misc]  # narrower, too
+    tools: list[ChatCompletionToolUnionParam]  # type: ignore[misc]  # narrower, too
     stream: bool | None
 
 
