@@ -45,12 +45,12 @@ class Expected:
     """What PEFT answers."""
 
     def __init__(self, reference: Reference, folder: Path | None) -> None:
-        plain = reference.model
+        asked = reference
         if folder is not None:
-            peft = PeftModel.from_pretrained(plain, folder).eval()
-            reference.model = peft.base_model.model
-        self.text = reference.greedy_text(PROMPT, 16 if folder is None else LONG)
-        self.vector = reference.embed(TEXT)
+            peft = PeftModel.from_pretrained(reference.model, folder).eval()
+            asked = reference.with_model(peft.base_model.model)
+        self.text = asked.greedy_text(PROMPT, 16 if folder is None else LONG)
+        self.vector = asked.embed(TEXT)
         if folder is not None:
             reference.model = peft.unload()
 
