@@ -53,20 +53,19 @@ def reference() -> Reference:
     return Reference(ensure_default_model())
 
 
-APART = (
-    *("engine/", "test_serve", "server/test_faults"),
-    *("server/test_reload", "server/test_separate", "server/test_shutdown"),
-)
+ONE_SERVER = ("tests/client/", "tests/gateway/", "tests/server/")
 
 
-class TwoHalves(LoadScopeScheduling):
-    """With two processes, all that asks the one `server` runs in the first. `APART` is what needs none, or its own."""
+class FoldersAndFiles(LoadScopeScheduling):
+    """With several processes, a folder whose tests ask `server` stays in one; other files go where there is room.
+
+    So at most as many servers run as there are processes, whose tests wait for them most of the time.
+    """
 
     def _split_scope(self, nodeid: str) -> str:
-        file = nodeid.partition("::")[0]
-        return file if file.removeprefix("tests/").startswith(APART) else "server"
+        return next(filter(nodeid.startswith, ONE_SERVER), nodeid.partition("::")[0])
 
 
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> TwoHalves:
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FoldersAndFiles:
     """What `make test` runs with."""
-    return TwoHalves(config, log)
+    return FoldersAndFiles(config, log)
