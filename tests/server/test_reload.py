@@ -65,7 +65,7 @@ def plain(tmp_path: Path) -> Iterator[Plain]:
         command.append(f"--backend-config=python,shm-region-prefix-name={folder.name}-")
         process = subprocess.Popen(command, env=triton.environment(os.environ), stdout=log, stderr=log, text=True)
         try:
-            server = RunningServer(**endpoints.as_dict(), process=process)
+            server = RunningServer(**endpoints.as_dict(), process=process, log=tmp_path / "log")
             wait_until_ready(server)
             yield Plain(server, drain)
         finally:
