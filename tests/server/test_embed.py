@@ -27,7 +27,7 @@ def infer(
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http"])
-@pytest.mark.parametrize("count", [1, 12])
+@pytest.mark.parametrize("count", [1, 32])
 def test_vectors_equal_the_reference_in_order(
     server: RunningServer, reference: Reference, protocol: str, count: int
 ) -> None:
