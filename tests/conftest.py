@@ -42,7 +42,10 @@ def server(
     It traces, which changes nothing for a request that comes without a trace context.
     """
     log = tmp_path_factory.mktemp("server") / "stderr.log"
-    options = ("--dtype=float32", "--max-model-len=1024", "--threads=1", f"--adapters-file={adapters_file}", "--traces")
+    options = (
+        *("--dtype=float32", "--max-model-len=1024", "--threads=1", "--token-budget=128"),  # short steps: it stops soon
+        *(f"--adapters-file={adapters_file}", "--traces"),
+    )
     with running(orthrus_serve(*options), log, variables=collector.variables) as running_server:
         yield running_server
 

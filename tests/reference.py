@@ -38,11 +38,12 @@ class Reference:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}  # many tests ask for the same
+        self._vectors: dict[tuple[str, str], np.ndarray] = {}
 
     def with_model(self, model: Any) -> "Reference":
         """The same tokenizer with another model."""
         other = copy(self)
-        other.model, other._known = model, {}
+        other.model, other._known, other._vectors = model, {}, {}
         return other
 
     def greedy(self, prompt: str | Sequence[int], max_tokens: int) -> list[int]:
@@ -65,9 +66,14 @@ class Reference:
         """The same as text."""
         return self.tokenizer.decode(self.greedy(prompt, max_tokens), skip_special_tokens=True)
 
-    @torch.inference_mode()
     def embed(self, text: str, pooling: str = "mean") -> np.ndarray:
         """Pooled last hidden states, normalised: [D]."""
+        if (text, pooling) not in self._vectors:
+            self._vectors[text, pooling] = self._embed(text, pooling)
+        return self._vectors[text, pooling].copy()
+
+    @torch.inference_mode()
+    def _embed(self, text: str, pooling: str) -> np.ndarray:
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
         hidden = self.model.base_model(ids).last_hidden_state[0]  # [n, d]
         weights = torch.arange(1, len(hidden) + 1, dtype=torch.float32)[:, None]
