@@ -209,7 +209,9 @@ def _refusal(message: str) -> Answer:
     return Answer.TIMED_OUT if "time is over" in message else Answer.REFUSED
 
 
-def _by_reason(reason: str) -> Answer:
+def _by_reason(reasons: str | list[str]) -> Answer:
+    """`reasons` holds one for each sequence; these calls ask for one sequence, and HTTP then sends a plain text."""
+    reason = reasons if isinstance(reasons, str) else next(iter(reasons), "")
     return {"cancelled": Answer.CANCELLED, "timeout": Answer.TIMED_OUT}.get(reason, Answer.FINISHED)
 
 
