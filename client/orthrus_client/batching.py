@@ -48,5 +48,5 @@ def progress_bar(total: int, shown: bool) -> Iterator[Callable[[int], object]]:
         return
     from tqdm.auto import tqdm  # takes a while, and few want it
 
-    with tqdm(total=total, desc="Embedding", unit="text", leave=False) as bar:
+    with tqdm(total=total, desc="Embedding", unit="text", leave=False, mininterval=0) as bar:
         yield bar.update

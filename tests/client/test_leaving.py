@@ -5,13 +5,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import cast
 
 import pytest
 from orthrus_client import AsyncOrthrusClient, DeadlineExceeded, OrthrusClient, Sampling
-from orthrus_client.options import Protocol
 
 from tests.server.test_continuations import balanced
 from tests.server.test_ends import LONG_TEXTS, once_running
@@ -19,23 +17,6 @@ from tests.server.test_mixed import metric
 from tests.serving import RunningServer
 
 ENDLESS: Sampling = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
-
-
-@pytest.fixture(params=["grpc", "http"])
-def protocol(request: pytest.FixtureRequest) -> Protocol:
-    return cast(Protocol, request.param)
-
-
-@pytest.fixture
-def client(server: RunningServer, protocol: Protocol) -> Iterator[OrthrusClient]:
-    with OrthrusClient(getattr(server, protocol), protocol=protocol) as opened:
-        yield opened
-
-
-@pytest.fixture
-async def aclient(server: RunningServer, protocol: Protocol) -> AsyncIterator[AsyncOrthrusClient]:
-    async with AsyncOrthrusClient(getattr(server, protocol), protocol=protocol) as opened:
-        yield opened
 
 
 @contextmanager
