@@ -67,18 +67,13 @@ def load_adapter(name: str, path: Path, model: nn.Module, dtype: torch.dtype, de
     return Adapter(name, {layer: Factors(f.a.to(device, dtype), f.b.to(device, dtype)) for layer, f in layers.items()})
 
 
-class AdapterHooks:
-    """Applies adapters to rows of one model, by forward hooks on the layers that any of them targets.
+class AdapterRows:
+    """Which adapter each row of the running step has; who computes a linear layer asks it to add theirs.
 
-    Belongs to the thread that runs the model. An adapter is hooked in when it is first used, and its hooks go when
-    nobody holds it any more: until then, requests go on with the version that they began with.
+    Belongs to the thread that runs the model.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._seen: WeakSet[Adapter] = WeakSet()
-        self._hooks: dict[str, RemovableHandle] = {}
-        self._known = 0  # adapters that the hooks were made for
+    def __init__(self) -> None:
         self._segments: list[tuple[Mapping[str, Factors], int, int]] = []
 
     @contextmanager
@@ -89,17 +84,49 @@ class AdapterHooks:
             segments: (adapter, first row, row after the last) over the packed rows, without overlap.
         """
         assert not self._segments, "a step inside a step"
-        if len(self._seen) < self._known:
-            self._remove_hooks()
         for adapter, start, stop in segments:
             assert isinstance(adapter, Adapter)
-            if adapter not in self._seen:
-                self._hook_in(adapter)
             self._segments.append((adapter.layers, start, stop))
         try:
             yield
         finally:
             self._segments = []
+
+    def __bool__(self) -> bool:
+        return bool(self._segments)
+
+    def add(self, layer: str, x: Tensor, y: Tensor) -> None:
+        """Add to `y`, in place, what the rows' adapters make of `x` in this layer. `x`: [T, in], `y`: [T, out]."""
+        for layers, start, stop in self._segments:
+            if (factors := layers.get(layer)) is not None:
+                assert stop <= len(x) == len(y), f"{layer} saw {len(x)} of the rows {start} to {stop}"
+                y[start:stop].addmm_(x[start:stop] @ factors.a.T, factors.b.T)
+
+
+class AdapterHooks(AdapterRows):
+    """The same for a model that is left as it is, by forward hooks on the layers that any adapter targets.
+
+    An adapter is hooked in when it is first used, and its hooks go when nobody holds it any more: until then, requests
+    go on with the version that they began with.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self._model = model
+        self._seen: WeakSet[Adapter] = WeakSet()
+        self._hooks: dict[str, RemovableHandle] = {}
+        self._known = 0  # adapters that the hooks were made for
+
+    @contextmanager
+    def active(self, segments: Sequence[tuple[AdapterHandle, int, int]]) -> Iterator[None]:
+        if len(self._seen) < self._known:
+            self._remove_hooks()
+        for adapter, _, _ in segments:
+            assert isinstance(adapter, Adapter)
+            if adapter not in self._seen:
+                self._hook_in(adapter)
+        with super().active(segments):
+            yield
 
     def _hook_in(self, adapter: Adapter) -> None:
         self._seen.add(adapter)
@@ -116,12 +143,7 @@ class AdapterHooks:
             self._hooks.pop(layer).remove()
 
     def _add_to_output(self, layer: str, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        for layers, start, stop in self._segments:
-            if (factors := layers.get(layer)) is not None:
-                x = inputs[0].flatten(0, -2)[start:stop]  # [n, in], of [T, in] or [1, T, in]
-                y = output.view(-1, output.shape[-1])[start:stop]  # [n, out]
-                assert len(x) == stop - start, f"{layer} saw {len(x)} of the rows {start} to {stop}"
-                y.addmm_(x @ factors.a.T, factors.b.T)
+        self.add(layer, inputs[0].flatten(0, -2), output.view(-1, output.shape[-1]))  # of [T, in] or [1, T, in]
 
 
 def _read_factors(path: Path) -> dict[str, _Sides]:

@@ -8,9 +8,9 @@ from pathlib import Path
 import psutil
 import torch
 
+from orthrus_backend.acceleration import Computation, accelerate
 from orthrus_backend.adapter_catalogue import AdapterCatalogue
-from orthrus_backend.adapters import Adapter, AdapterHooks, load_adapter
-from orthrus_backend.attention.backend import AttentionBackend, make_attention
+from orthrus_backend.adapters import Adapter, load_adapter
 from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import EngineSettings, ModelSettings
 from orthrus_backend.default_model import ensure_default_model
@@ -58,10 +58,12 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
     """
     if settings.model.threads:
         torch.set_num_threads(settings.model.threads)
-    generator = _load(settings.model.model or str(ensure_default_model()), settings)
-    embedder = _load(settings.model.embedding_model, settings, head=False) if settings.model.embedding_model else None
+    generator = load_model(settings.model.model or str(ensure_default_model()), settings)
+    embedder = (
+        load_model(settings.model.embedding_model, settings, head=False) if settings.model.embedding_model else None
+    )
     models = [generator] if embedder is None else [generator, embedder]
-    size = generator.attention.block_size
+    size = generator.computation.attention.block_size
     block_bytes = sum(KVCache.block_bytes(model.shapes, size, model.backbone.dtype) for model in models)
     pool = BlockPool(_num_blocks(settings, block_bytes, generator.backbone.device), size)
     adapters = _adapters(generator.backbone, settings.model)
@@ -88,25 +90,33 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
 
 
 @dataclass(frozen=True, slots=True)
-class _Model:
+class LoadedModel:
     """One set of weights and what was learnt of it at load. `shapes` is empty where texts are always whole."""
 
     location: str
     backbone: Backbone
-    attention: AttentionBackend
+    computation: Computation
     shapes: list[LayerShape]
     tokenization: Tokenization
 
 
-def _load(location: str, settings: EngineSettings, head: bool = True) -> _Model:
+def load_model(location: str, settings: EngineSettings, head: bool = True) -> LoadedModel:
+    """Load a model, choose how it is computed, and compare that with its own code.
+
+    Raises:
+        ValueError: it cannot be loaded, or cannot be served exactly.
+    """
     backbone = load_backbone(location, settings.model, head)
-    attention = make_attention(backbone.device)
     shapes = backbone.layer_shapes()
     if head and not shapes:
         raise ValueError(f"model {location!r} is an encoder: it cannot generate; serve it with embedding_model")
-    difference = self_check(backbone, attention, shapes)
-    _log.info("self-check of %s in %s: relative difference %.1e", location, backbone.dtype, difference)
-    return _Model(location, backbone, attention, shapes, Tokenization(location, backbone.config))
+    computation = accelerate(backbone, shapes)
+    difference = self_check(backbone, computation.attention, shapes)
+    if computation.fused:
+        computation.fused.take_over()  # only now: the check compares with the model's own weights
+    how = type(computation.fused or backbone.model).__name__
+    _log.info("self-check of %s (%s) in %s: relative difference %.1e", location, how, backbone.dtype, difference)
+    return LoadedModel(location, backbone, computation, shapes, Tokenization(location, backbone.config))
 
 
 def _adapters(backbone: Backbone, settings: ModelSettings) -> AdapterCatalogue:
@@ -119,10 +129,12 @@ def _adapters(backbone: Backbone, settings: ModelSettings) -> AdapterCatalogue:
     return catalogue
 
 
-def _runner(model: _Model, pool: BlockPool, head: EmbeddingHead) -> Runner:
-    backbone, hooks = model.backbone, AdapterHooks(model.backbone.model)
+def _runner(model: LoadedModel, pool: BlockPool, head: EmbeddingHead) -> Runner:
+    backbone = model.backbone
     cache = KVCache(model.shapes, pool.num_blocks, pool.block_size, backbone.dtype, backbone.device)
-    return Runner(backbone, model.attention, cache, hooks, Sampler(model.tokenization.vocab_size), head)
+    computation = model.computation
+    sampler = Sampler(model.tokenization.vocab_size, computation.largest)
+    return Runner(backbone, computation.attention, cache, computation.adapters, sampler, head)
 
 
 def _text_maker(tokenization: Tokenization) -> Callable[[SamplingParams], Detokenizer]:
@@ -132,7 +144,7 @@ def _text_maker(tokenization: Tokenization) -> Callable[[SamplingParams], Detoke
     return make_text
 
 
-def _for_texts(model: _Model, recipe: EmbeddingRecipe) -> Tokenization:
+def _for_texts(model: LoadedModel, recipe: EmbeddingRecipe) -> Tokenization:
     """How texts to embed are tokenised: as prompts are, or by a tokenizer of their own where the recipe asks for it."""
     if not (recipe.do_lower_case or recipe.append_eos):
         return model.tokenization
@@ -158,7 +170,7 @@ def _num_blocks(settings: EngineSettings, block_bytes: int, device: torch.device
     return size // block_bytes
 
 
-def _limit(settings: EngineSettings, model: _Model, pool: BlockPool) -> int:
+def _limit(settings: EngineSettings, model: LoadedModel, pool: BlockPool) -> int:
     """Tokens of prompt and output together that one request may have.
 
     Raises:
@@ -173,7 +185,7 @@ def _limit(settings: EngineSettings, model: _Model, pool: BlockPool) -> int:
     return min(asked or own, holds)
 
 
-def _limit_apart(settings: EngineSettings, model: _Model, scheduler: Scheduler) -> int:
+def _limit_apart(settings: EngineSettings, model: LoadedModel, scheduler: Scheduler) -> int:
     """Tokens of one text for an embedding model of its own: what it knows, and what a step or the memory holds."""
     pool = scheduler.pool
     holds = pool.num_blocks * pool.block_size if model.shapes else scheduler.longest_whole

@@ -89,6 +89,13 @@ def edited(logits: Tensor, requests: Sequence[GenerateRequest], vocab_size: int)
     return scores
 
 
+def leaves_alone(request: GenerateRequest) -> bool:
+    """Whether nothing of this request's logits would be changed, at this step or a later one."""
+    params = request.params
+    plain = params.repetition_penalty == 1.0 and not (params.presence_penalty or params.frequency_penalty)
+    return plain and not (params.logit_bias or request.bad_words or request.produced < params.min_tokens)
+
+
 def _banned(request: GenerateRequest) -> Iterator[int]:
     """Tokens that must not come next: the ends of bad words, and all that would stop too early."""
     for *before, last in request.bad_words:

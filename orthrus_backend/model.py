@@ -4,7 +4,7 @@ Responsible for loading weights safely, for hidden states and logits. Knows noth
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -13,10 +13,18 @@ from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, GgufConfig
 from orthrus_backend.attention import hook
 from orthrus_backend.attention.backend import StepAttention
 from orthrus_backend.attention.probe import ProbeStep
+from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.config import ModelSettings
 from orthrus_backend.kv_cache import LayerShape
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
+
+
+class HiddenStates(Protocol):
+    """Another way to compute a model's hidden states."""
+
+    def __call__(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
+        """`input_ids`, `positions`: [T]; returns [T, d], after the final norm."""
 
 
 class Backbone:
@@ -27,6 +35,7 @@ class Backbone:
         self.config: PretrainedConfig = self.model.config.get_text_config()
         self.device = device
         self.dtype: torch.dtype = self.model.dtype
+        self.fused: HiddenStates | None = None  # computes hidden states instead of the model's own code
         self._first_position = _first_position(self.config)
         # positions that the model knows, less those that it skips
         self.limit = int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1) - self._first_position
@@ -41,6 +50,8 @@ class Backbone:
     def hidden(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
         """Last hidden states after the final norm. `input_ids`, `positions`: [T]; returns [T, d]."""
         positions = positions + self._first_position
+        if self.fused is not None:
+            return self.fused(input_ids, positions, step)
         keywords = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False, hook.NAME: step}
         output = self.model.base_model(**keywords)
         hidden: Tensor = output.last_hidden_state[0]
@@ -67,10 +78,17 @@ class Backbone:
         Raises:
             ValueError: some layer does not attend in a way that can be served.
         """
+        return self._probe().shapes(self.config.num_hidden_layers)
+
+    def layer_specs(self) -> list[AttentionSpec]:
+        """What each layer asks of attention, found in the same way."""
+        return self._probe().specs()
+
+    def _probe(self) -> ProbeStep:
         probe = ProbeStep()
         zero = torch.zeros(1, dtype=torch.long, device=self.device)
         self.hidden(zero, zero, probe)
-        return probe.shapes(self.config.num_hidden_layers)
+        return probe
 
 
 def resolve_device(name: str) -> torch.device:

@@ -5,7 +5,7 @@ Reads requests and changes none: `Scheduler.commit` applies what comes back.
 
 import torch
 
-from orthrus_backend.adapters import AdapterHooks
+from orthrus_backend.adapters import AdapterRows
 from orthrus_backend.attention.backend import AttentionBackend
 from orthrus_backend.batch import build_batch
 from orthrus_backend.embedding_head import EmbeddingHead
@@ -26,7 +26,7 @@ class Runner:
         backbone: Backbone,
         attention: AttentionBackend,
         cache: KVCache,
-        adapters: AdapterHooks,
+        adapters: AdapterRows,
         sampler: Sampler,
         head: EmbeddingHead | None = None,
     ) -> None:

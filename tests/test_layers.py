@@ -11,7 +11,7 @@ ROOT = Path(orthrus_backend.__file__).parent
 # Lowest first; a module may import from its own layer and from lower ones.
 LAYERS = (
     ("validation", "config", "params", "model_files", "drain_file"),
-    ("sentence_transformers_files",),
+    ("sentence_transformers_files", "native"),
     ("embedding_recipe",),
     ("request",),
     ("plan", "outputs", "blocks", "metrics"),
@@ -31,7 +31,8 @@ LAYERS = (
         "detokenize",
         "tokenization",
     ),
-    ("runner", "self_check", "prompt_checks", "adapter_catalogue"),
+    ("fused",),
+    ("runner", "acceleration", "self_check", "prompt_checks", "adapter_catalogue"),
     ("split_runner",),
     ("generate_intake", "embed_intake"),
     ("intake",),

@@ -21,13 +21,14 @@ import typer
 from torch import Tensor
 from tqdm import tqdm
 
-from orthrus_backend.attention.backend import AttentionBackend, make_attention
+from orthrus_backend.assembly import load_model
+from orthrus_backend.attention.backend import AttentionBackend
 from orthrus_backend.batch import build_batch
 from orthrus_backend.blocks import BlockPool
-from orthrus_backend.config import ModelSettings, SchedulerSettings
+from orthrus_backend.config import EngineSettings, ModelSettings, SchedulerSettings
 from orthrus_backend.default_model import ensure_default_model
 from orthrus_backend.kv_cache import KVCache
-from orthrus_backend.model import Backbone, load_backbone
+from orthrus_backend.model import Backbone
 from orthrus_backend.outputs import Embedded, StepResult
 from orthrus_backend.params import PoolingMode
 from orthrus_backend.plan import Plan, Slice
@@ -135,14 +136,15 @@ def measure(location: str, dtype: DtypeName, count: int, longest: int, chunks: S
     Raises:
         ValueError: the model cannot be loaded, or does not take texts of that length.
     """
-    backbone = load_backbone(location, ModelSettings(dtype=dtype))
+    model = load_model(location, EngineSettings(model=ModelSettings(dtype=dtype)))
+    backbone = model.backbone
     if longest > backbone.limit:
         raise ValueError(f"longest {longest} is above the model's limit of {backbone.limit} tokens")
-    attention = make_attention(backbone.device)
-    texts = make_texts(Tokenization(location, backbone.config), count, longest)
+    attention, shapes = model.computation.attention, model.shapes
+    texts = make_texts(model.tokenization, count, longest)
     # one text holds blocks at a time, or two where a step ends one and begins the next
     blocks = 2 * -(-longest // attention.block_size)
-    cache = KVCache(backbone.layer_shapes(), blocks, attention.block_size, backbone.dtype, backbone.device)
+    cache = KVCache(shapes, blocks, attention.block_size, backbone.dtype, backbone.device)
     tokens = sum(map(len, texts))
     with tqdm(total=tokens * (1 + len(chunks)), desc=dtype, unit="tokens", unit_scale=True) as bar:
         whole = embed_whole(backbone, attention, cache, texts, bar.update)

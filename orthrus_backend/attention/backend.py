@@ -1,19 +1,23 @@
-"""The interface of an attention kernel, and the registry that names the kernels there are.
+"""The interface of an attention kernel, and the choice among those there are.
 
 A backend sees one step's batch and the cache; it knows nothing of models or requests.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import logging
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from orthrus_backend.attention import paged
 from orthrus_backend.attention.reference import ReferenceAttention
 from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.batch import Batch
-from orthrus_backend.kv_cache import KVCache
+from orthrus_backend.kv_cache import KVCache, LayerShape
+from orthrus_backend.native.library import NotCompiledError
+
+_log = logging.getLogger(__name__)
 
 
 class StepAttention(Protocol):
@@ -43,13 +47,11 @@ class AttentionBackend(Protocol):
         """Prepare what all layers of a step share."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    usable: Callable[[torch.device], bool]
-    make: Callable[[], AttentionBackend]
-
-
-def make_attention(device: torch.device) -> AttentionBackend:
-    """The best backend for the device: the first usable one, the reference last because it runs everywhere."""
-    entries = (_Entry(lambda device: True, ReferenceAttention),)
-    return next(entry.make() for entry in entries if entry.usable(device))
+def make_attention(device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape]) -> AttentionBackend:
+    """The best backend for such layers on this device; the reference, which runs everything everywhere, is the last."""
+    if paged.fits(device, dtype, shapes):
+        try:
+            return paged.PagedAttention(dtype)
+        except NotCompiledError as error:
+            _log.warning("attention runs on PyTorch's own operations, which is slower: %s", error)
+    return ReferenceAttention()

@@ -7,10 +7,11 @@ from orthrus_backend.kv_cache import LayerShape
 
 
 class ProbeStep:
-    """A `StepAttention` for one token that only notes shapes: attention over a single key is its value."""
+    """A `StepAttention` for one token that only notes what is asked: attention over a single key is its value."""
 
     def __init__(self) -> None:
         self._shapes: dict[int, LayerShape] = {}
+        self._specs: dict[int, AttentionSpec] = {}
         self._causal: set[bool] = set()
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
@@ -18,6 +19,7 @@ class ProbeStep:
         if spec.causal and layer in self._shapes:
             raise ValueError(f"two attention modules claim layer {layer}")
         self._shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self._specs[layer] = spec
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 
     def shapes(self, layers: int) -> list[LayerShape]:
@@ -35,3 +37,7 @@ class ProbeStep:
         if missing:
             raise ValueError(f"layers {missing} of this model do not use softmax attention; they cannot be served")
         return [self._shapes[layer] for layer in range(layers)]
+
+    def specs(self) -> list[AttentionSpec]:
+        """What each layer asks of attention, in the order of `shapes`."""
+        return [self._specs[layer] for layer in sorted(self._specs)]

@@ -7,7 +7,6 @@ import torch
 from transformers import models as families
 
 from orthrus_backend.attention import hook
-from orthrus_backend.attention.backend import make_attention
 from orthrus_backend.attention.reference import ReferenceAttention
 from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.batch import Batch
@@ -15,7 +14,7 @@ from orthrus_backend.kv_cache import KVCache
 from orthrus_backend.model import Backbone
 from orthrus_backend.request import Request
 from orthrus_backend.self_check import self_check
-from tests.engine.tiny import Bench, backbone, configs, embed, from_config, generate, random_ids, sizes
+from tests.engine.tiny import Bench, attention, backbone, configs, embed, from_config, generate, random_ids, sizes
 
 FAMILIES = sorted(configs())
 TEXTS = (1, 7, 16, 17, 40, 61)  # tokens
@@ -84,7 +83,7 @@ def test_half_precision_is_finite_and_close(family: str, dtype: torch.dtype) -> 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_self_check_lets_a_right_model_pass(family: str) -> None:
     model = backbone(family)
-    assert self_check(model, make_attention(model.device), model.layer_shapes()) < 1e-5
+    assert self_check(model, attention(model), model.layer_shapes()) < 1e-5
 
 
 class _Wrong(ReferenceAttention):
@@ -129,7 +128,7 @@ def test_the_self_check_refuses_positions_that_ignore_the_packing() -> None:
     compute = model.hidden
     model.hidden = lambda ids, positions, step: compute(ids, torch.arange(len(ids)), step)
     with pytest.raises(ValueError, match="gives other results in packed batches"):
-        self_check(model, make_attention(model.device), model.layer_shapes())
+        self_check(model, attention(model), model.layer_shapes())
 
 
 @pytest.mark.parametrize("factor", ["logit_scale", "logits_scaling", "final_logit_softcapping"])
@@ -137,7 +136,7 @@ def test_the_self_check_refuses_a_head_that_is_not_the_models_own(factor: str) -
     model = backbone()
     setattr(model.config, factor, 3.0)  # which this family's own code does not know
     with pytest.raises(ValueError, match="gives other results"):
-        self_check(model, make_attention(model.device), model.layer_shapes())
+        self_check(model, attention(model), model.layer_shapes())
 
 
 def longrope() -> dict[str, object]:

@@ -13,7 +13,6 @@ from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 from transformers import models as families
 
 from orthrus_backend.assembly import build_service
-from orthrus_backend.attention.backend import make_attention
 from orthrus_backend.config import EngineSettings, ModelSettings
 from orthrus_backend.model import Backbone, load_backbone
 from orthrus_backend.outputs import Output, Produced
@@ -21,7 +20,7 @@ from orthrus_backend.params import SamplingParams
 from orthrus_backend.self_check import self_check
 from orthrus_backend.tokenization import Tokenization
 from tests.engine.test_engine import Inbox
-from tests.engine.tiny import Bench, backbone, configs, embed, generate, random_ids, sizes
+from tests.engine.tiny import Bench, attention, backbone, configs, embed, generate, random_ids, sizes
 
 PLAIN = ModelSettings(dtype="float32", device="cpu")
 
@@ -139,7 +138,7 @@ def test_a_gguf_file_equals_the_model_it_was_made_of(tmp_path: Path) -> None:
     original = backbone("qwen2")
     write_gguf(tmp_path / "tiny.gguf", original.model)
     loaded = load_backbone(str(tmp_path / "tiny.gguf"), PLAIN)
-    assert self_check(loaded, make_attention(loaded.device), loaded.layer_shapes()) < 1e-5
+    assert self_check(loaded, attention(loaded), loaded.layer_shapes()) < 1e-5
     assert answers(loaded) == answers(original)
 
 

@@ -4,12 +4,11 @@ import numpy as np
 import pytest
 import torch
 
-from orthrus_backend.attention.backend import make_attention
 from orthrus_backend.model import Backbone
 from orthrus_backend.request import Outcome
 from orthrus_backend.self_check import self_check
 from tests.engine.test_exactness import plain_greedy, plain_hidden, plain_pool
-from tests.engine.tiny import Bench, backbone, embed, encoder, encoder_configs, generate, random_ids
+from tests.engine.tiny import Bench, attention, backbone, embed, encoder, encoder_configs, generate, random_ids
 
 ENCODERS = sorted(set(encoder_configs()) - {"qwen3"})
 
@@ -33,14 +32,14 @@ def test_texts_and_prompts_share_steps_but_not_models(family: str) -> None:
 @pytest.mark.parametrize("family", sorted(encoder_configs()))
 def test_the_self_check_passes(family: str) -> None:
     model = encoder(family)
-    assert self_check(model, make_attention(model.device), model.layer_shapes()) < 1e-5
+    assert self_check(model, attention(model), model.layer_shapes()) < 1e-5
 
 
 def test_a_token_position_that_is_off_by_one_does_not_pass_the_self_check() -> None:
     model = encoder("xlm-roberta")
     model._first_position -= 1
     with pytest.raises(ValueError, match="other results in packed batches"):
-        self_check(model, make_attention(model.device), model.layer_shapes())
+        self_check(model, attention(model), model.layer_shapes())
 
 
 @pytest.mark.parametrize("family", ENCODERS)

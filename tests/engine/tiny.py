@@ -1,15 +1,17 @@
 """Small random models of many families, and the engine's parts put together without threads."""
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import torch
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers import models as families
 
-from orthrus_backend.adapters import Adapter, AdapterHooks
+from orthrus_backend.acceleration import Computation, accelerate
+from orthrus_backend.adapters import Adapter
 from orthrus_backend.attention import hook
-from orthrus_backend.attention.backend import make_attention
+from orthrus_backend.attention.backend import AttentionBackend
 from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import SchedulerSettings
 from orthrus_backend.engine import StepRunner
@@ -56,11 +58,14 @@ def configs() -> dict[str, PretrainedConfig]:
     neox = {**_SIZES, "intermediate_size": 96, "rotary_pct": 0.5}
     return {
         "llama": families.LlamaConfig(**_GROUPED),
+        "llama-biased": families.LlamaConfig(**_GROUPED, attention_bias=True, mlp_bias=True),
         "llama-tied": families.LlamaConfig(**_GROUPED, tie_word_embeddings=True),
         **{f"llama-{kind}": families.LlamaConfig(**_GROUPED, rope_parameters=_ROPE[kind]) for kind in _ROPE},
         "mistral": families.MistralConfig(**_GROUPED, sliding_window=8),
+        "mistral-whole": families.MistralConfig(**_GROUPED, sliding_window=None),
         "qwen2": families.Qwen2Config(**_GROUPED),
         "qwen3": families.Qwen3Config(**_GROUPED, head_dim=24),
+        "qwen3-wide": families.Qwen3Config(**_GROUPED, head_dim=32),
         "gemma2": families.Gemma2Config(**_GROUPED, head_dim=16, sliding_window=8),
         "gemma3": families.Gemma3TextConfig(**_GROUPED, head_dim=16, sliding_window=8),
         "phi3": families.Phi3Config(**_GROUPED),
@@ -118,6 +123,17 @@ def sizes() -> dict[str, Any]:
     return dict(_GROUPED)
 
 
+@cache
+def computation(model: Backbone) -> Computation:
+    """What would be taken for this model."""
+    return accelerate(model, model.layer_shapes())
+
+
+def attention(model: Backbone) -> AttentionBackend:
+    """Its attention."""
+    return computation(model).attention
+
+
 class Bench:
     """Scheduler and runner over one backbone, stepped by hand; integrity is checked after every step."""
 
@@ -125,7 +141,7 @@ class Bench:
         self, model: Backbone, num_blocks: int = 256, embedder: Backbone | None = None, **settings: Any
     ) -> None:
         values = {"token_budget": 64, "chunk_size": 16, "max_running": 16} | settings
-        pool = BlockPool(num_blocks, make_attention(model.device).block_size)
+        pool = BlockPool(num_blocks, attention(model).block_size)
         whole_embeds = embedder is not None and not embedder.layer_shapes()
         self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool, whole_embeds)
         self.runner: StepRunner = _runner(model, pool)
@@ -157,9 +173,9 @@ class Bench:
 
 
 def _runner(model: Backbone, pool: BlockPool) -> Runner:
-    attention = make_attention(model.device)
     cache = KVCache(model.layer_shapes(), pool.num_blocks, pool.block_size, model.dtype, model.device)
-    return Runner(model, attention, cache, AdapterHooks(model.model), Sampler(int(model.config.vocab_size)))
+    sampler = Sampler(int(model.config.vocab_size), computation(model).largest)
+    return Runner(model, attention(model), cache, computation(model).adapters, sampler)
 
 
 def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: Adapter | None = None) -> EmbedRequest:

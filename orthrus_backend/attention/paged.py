@@ -1,0 +1,73 @@
+"""Attention on the CPU by compiled kernels: chunks and decodes of a step in one call a layer."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from orthrus_backend.attention.spec import AttentionSpec
+from orthrus_backend.batch import Batch
+from orthrus_backend.kv_cache import KVCache, LayerShape
+from orthrus_backend.native.ops import DTYPES, HEAD_DIMS, Kernels
+
+
+def fits(device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape]) -> bool:
+    """Whether the kernels know such layers; a model without kept keys and values (an encoder) is none for them."""
+    sizes = {size for shape in shapes for size in (shape.key_dim, shape.value_dim)}
+    same = all(shape.key_dim == shape.value_dim for shape in shapes)
+    return device.type == "cpu" and dtype in DTYPES and bool(shapes) and same and sizes <= set(HEAD_DIMS)
+
+
+class PagedAttention:
+    """Causal attention with windows and capped scores, over a paged cache or over the batch's own rows."""
+
+    block_size = 16
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        """Raises `NotCompiledError` where the kernels cannot be compiled."""
+        self.kernels = Kernels(dtype)
+
+    def begin(self, batch: Batch, cache: KVCache) -> "PagedStep":
+        return PagedStep(self.kernels, batch, cache)
+
+
+class PagedStep:
+    """Where the keys of one step's slices are, shared by all layers."""
+
+    def __init__(self, kernels: Kernels, batch: Batch, cache: KVCache) -> None:
+        self._kernels = kernels
+        self._cache = cache
+        items: list[tuple[int, int, int, int]] = []
+        blocks: list[int] = []
+        for rows in (*batch.chunks, *batch.decodes):
+            # the first chunk's keys are all in the batch, side by side: no need to look for them in blocks
+            items.append((rows.start, rows.stop - rows.start, rows.offset, len(blocks) if rows.offset else -1))
+            if rows.offset:
+                blocks += rows.blocks
+        self._items = torch.tensor(items, dtype=torch.long)
+        self._blocks = torch.tensor(blocks, dtype=torch.int32)
+        self._slots = torch.full((len(batch.input_ids),), -1)
+        self._slots[batch.kept_rows] = batch.kept_slots
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
+        query, key, value = (_dense(tensor) for tensor in (query, key, value))
+        keys, values = self._cache.keys[layer], self._cache.values[layer]
+        self._kernels.keep(key, value, keys, values, self._slots)
+        return self._kernels.attend(
+            query,
+            key,
+            value,
+            keys,
+            values,
+            self._items,
+            self._blocks,
+            self._cache.block_size,
+            spec.scale,
+            spec.window,
+            spec.softcap,
+        )
+
+
+def _dense(rows: Tensor) -> Tensor:
+    """The heads of a row side by side: [T, heads, dim], of which only the rows may lie apart."""
+    return rows if rows.stride()[1:] == (rows.shape[2], 1) else rows.contiguous()

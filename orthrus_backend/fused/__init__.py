@@ -1,0 +1,1 @@
+"""Llama-like decoders rewritten for speed: fewer, larger products and fused element-wise work."""

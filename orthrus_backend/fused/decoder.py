@@ -1,0 +1,131 @@
+"""The decoder that Llama, Mistral, Qwen2 and Qwen3 share, from the weights of Hugging Face's modules.
+
+Responsible for hidden states; what family a model is of, and that the result is the same, others check.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding
+
+from orthrus_backend.adapters import AdapterRows
+from orthrus_backend.attention.backend import StepAttention
+from orthrus_backend.attention.spec import AttentionSpec
+from orthrus_backend.fused.matrix import Matrix
+from orthrus_backend.native.ops import DTYPES, Kernels
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
+
+
+def can_be_fused(model: Any) -> bool:
+    """Whether `FusedDecoder` is this model: a transformers causal language model or its base."""
+    config = model.config.get_text_config()
+    heads = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return (
+        model.dtype in DTYPES
+        and config.model_type in _FAMILIES
+        and config.hidden_act == "silu"
+        and 2 * len(model.base_model.rotary_emb.inv_freq) == heads  # all of a head turns
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer's weights; names are those of Hugging Face's modules, by which adapters know them."""
+
+    before_attention: Tensor  # [d], as are all weights of norms
+    qkv: Matrix
+    query_norm: Tensor | None  # [dim]
+    key_norm: Tensor | None
+    output: Matrix
+    before_mlp: Tensor
+    gate_up: Matrix
+    down: Matrix
+    spec: AttentionSpec
+    names: tuple[tuple[str, ...], ...]  # of the layers in qkv, output, gate_up and down
+
+
+class FusedDecoder:
+    """Token ids to hidden states after the final norm."""
+
+    def __init__(self, model: Any, specs: Sequence[AttentionSpec], kernels: Kernels, adapters: AdapterRows) -> None:
+        """`specs`: of each layer's attention."""
+        base = model.base_model
+        config = model.config.get_text_config()
+        prefix = "" if base is model else f"{model.base_model_prefix}."
+        self._kernels = kernels
+        self._adapters = adapters
+        self._embedding = base.embed_tokens.weight  # [vocabulary, d]
+        self._rotary = base.rotary_emb
+        self._heads: int = config.num_attention_heads
+        self._kv_heads: int = config.num_key_value_heads
+        self._epsilon: float = config.rms_norm_eps
+        self._layers = [
+            _read_layer(layer, f"{prefix}layers.{i}.", spec)
+            for i, (layer, spec) in enumerate(zip(base.layers, specs, strict=True))
+        ]
+        self._last_norm = base.norm.weight
+
+    def take_over(self) -> None:
+        """Let the modules that it was made of share its memory."""
+        for layer in self._layers:
+            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                matrix.take_over()
+
+    def __call__(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
+        """`input_ids`, `positions`: [T]; returns [T, d]."""
+        hidden = embedding(input_ids, self._embedding)  # [T, d]: what layers add to
+        exact = torch.empty(0, device=hidden.device)  # angles come in its dtype
+        cosine, sine = (both[0].chunk(2, -1)[0].contiguous() for both in self._rotary(exact, positions[None]))
+        added: Tensor | None = None
+        for index, layer in enumerate(self._layers):
+            x = self._kernels.normalise(hidden, added, layer.before_attention, self._epsilon)
+            added = self._attend(index, layer, x, cosine, sine, step)  # [T, d]
+            x = self._kernels.normalise(hidden, added, layer.before_mlp, self._epsilon)
+            x = self._kernels.gate(self._multiply(layer.gate_up, x, layer.names[2]))  # [T, m]
+            added = self._multiply(layer.down, x, layer.names[3])  # [T, d]
+        return self._kernels.normalise(hidden, added, self._last_norm, self._epsilon)
+
+    def _attend(
+        self, index: int, layer: _Layer, x: Tensor, cosine: Tensor, sine: Tensor, step: StepAttention
+    ) -> Tensor:
+        heads, kv_heads = self._heads, self._kv_heads
+        qkv = self._multiply(layer.qkv, x, layer.names[0])  # [T, (heads + 2 kv_heads) dim]
+        self._kernels.rotate(qkv, heads, kv_heads, cosine, sine, layer.query_norm, layer.key_norm, self._epsilon)
+        rows = qkv.view(len(qkv), heads + 2 * kv_heads, -1)
+        query, key, value = rows.split((heads, kv_heads, kv_heads), dim=1)
+        seen = step.attend(index, query, key, value, layer.spec)  # [T, heads, dim]
+        return self._multiply(layer.output, seen.flatten(1), layer.names[1])
+
+    def _multiply(self, matrix: Matrix, x: Tensor, names: Sequence[str]) -> Tensor:
+        y = matrix(x)
+        if self._adapters:
+            for name, columns in zip(names, y.split(matrix.widths, dim=1), strict=True):
+                self._adapters.add(name, x, columns)
+        return y
+
+
+def _read_layer(layer: Any, name: str, spec: AttentionSpec) -> _Layer:
+    attention = layer.self_attn
+    groups = (
+        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        ("self_attn.o_proj",),
+        ("mlp.gate_proj", "mlp.up_proj"),
+        ("mlp.down_proj",),
+    )
+    qkv, output, gate_up, down = (Matrix([layer.get_submodule(part) for part in group]) for group in groups)
+    return _Layer(
+        before_attention=layer.input_layernorm.weight,
+        qkv=qkv,
+        query_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
+        key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
+        output=output,
+        before_mlp=layer.post_attention_layernorm.weight,
+        gate_up=gate_up,
+        down=down,
+        spec=spec,
+        names=tuple(tuple(name + part for part in group) for group in groups),
+    )

@@ -1,0 +1,49 @@
+"""Products with weights that never change, laid out once for the processor. Knows no layers of a decoder."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+
+class Matrix:
+    """Several linear layers over the same input as one: `x W' + b` of all of them, side by side.
+
+    Where oneDNN multiplies the dtype on this processor, the weights are kept in its own blocked layout.
+    """
+
+    def __init__(self, layers: Sequence[nn.Linear]) -> None:
+        self.widths = [layer.out_features for layer in layers]
+        self._layers = layers
+        self._weight = torch.cat([layer.weight for layer in layers])  # [sum of widths, in]
+        self._bias: Tensor | None = None  # [sum of widths]
+        if any(layer.bias is not None for layer in layers):
+            zeros = [self._weight.new_zeros(width) for width in self.widths]
+            self._bias = torch.cat([zero if x.bias is None else x.bias for x, zero in zip(layers, zeros, strict=True)])
+        self._packed = _is_packable(self._weight)
+        if self._packed:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(self._weight)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, in] to [T, sum of widths]."""
+        if self._packed:
+            y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+            return y
+        return linear(x, self._weight, self._bias)
+
+    def take_over(self) -> None:
+        """Leave the layers that it was made of no memory of their own, so that there is one copy of the weights.
+
+        They keep names and shapes, and cannot compute any more.
+        """
+        for layer in self._layers:
+            layer.weight = nn.Parameter(layer.weight.to("meta"), requires_grad=False)
+
+
+def _is_packable(weight: Tensor) -> bool:
+    """Whether oneDNN has products of its own for this dtype on this processor."""
+    if weight.dtype is torch.bfloat16:
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    return weight.dtype is torch.float32 and torch.backends.mkldnn.is_available()

@@ -1,0 +1,72 @@
+"""Compiles `kernels.cpp` for this machine's processor, once, and loads it.
+
+Knows where the result is kept and what it depends on; not what is inside.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+from filelock import FileLock
+
+from orthrus_backend.config import cache_dir
+
+_SOURCE = Path(__file__).with_name("kernels.cpp")
+_FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+_LINKING = ("-fopenmp", "-fPIC", "-shared")
+_COMPILERS = ("g++", "c++")
+
+
+class NotCompiledError(RuntimeError):
+    """There is no compiler, or it failed; the message says which."""
+
+
+@cache
+def load_kernels() -> ctypes.CDLL:
+    """The compiled kernels; the first call on a machine compiles them, which takes some seconds.
+
+    Import torch first: its OpenMP threads are then shared, instead of a second pool that fights with them.
+
+    Raises:
+        NotCompiledError: they cannot be had here.
+    """
+    compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
+    if compiler is None:
+        raise NotCompiledError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
+    library = cache_dir() / "kernels" / f"{_fingerprint(compiler)}.so"
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(library.with_suffix(".lock")):
+        if not library.exists():
+            _compile(compiler, library)
+    return ctypes.CDLL(str(library))
+
+
+def _fingerprint(compiler: str) -> str:
+    """What the machine code depends on: source, flags, compiler and processor."""
+    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
+    parts = (_SOURCE.read_text(), *_FLAGS, *_LINKING, version, platform.machine(), _processor())
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _processor() -> str:
+    """Features of the first core: a cache folder may be shared by machines that differ."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def _compile(compiler: str, library: Path) -> None:
+    handle, name = tempfile.mkstemp(dir=library.parent, suffix=".tmp")
+    os.close(handle)
+    command = [compiler, *_FLAGS, *_LINKING, "-o", name, str(_SOURCE)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        Path(name).unlink()
+        raise NotCompiledError(f"{' '.join(command)} failed: {done.stderr.strip()[:2000]}")
+    Path(name).replace(library)  # whoever looks sees all of it or nothing
