@@ -12,6 +12,7 @@ from orthrus_backend.default_model import ensure_default_model
 from tests.collector import Collector
 from tests.reference import Reference
 from tests.serving import RunningServer, orthrus_serve, running
+from tests.small_model import save_small_model
 
 torch.set_num_threads(1)  # the server under test has another core; threads that spin for work would fight it
 
@@ -48,6 +49,12 @@ def server(
     )
     with running(orthrus_serve(*options), log, variables=collector.variables) as running_server:
         yield running_server
+
+
+@pytest.fixture(scope="session")
+def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder of a tiny model, for tests that start a server of their own and ask little of it."""
+    return save_small_model(tmp_path_factory.mktemp("small"))
 
 
 @pytest.fixture(scope="session")

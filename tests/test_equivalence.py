@@ -14,8 +14,8 @@ from orthrus_backend.pooling import PoolState, Vector, pool_slices
 from tools import equivalence
 
 
-def test_it_prints_a_table_and_json_on_the_last_line() -> None:
-    options = ["--texts=4", "--longest=70", "--chunk=16", "--chunk=33", "--dtype=float32"]
+def test_it_prints_a_table_and_json_on_the_last_line(small_model: Path) -> None:
+    options = [f"--model={small_model}", "--texts=4", "--longest=70", "--chunk=16", "--chunk=33", "--dtype=float32"]
     done = subprocess.run(
         [sys.executable, "-m", "tools.equivalence", *options],
         cwd=Path(equivalence.__file__).parents[1],
@@ -34,7 +34,7 @@ def test_it_prints_a_table_and_json_on_the_last_line() -> None:
 
 
 def test_it_fails_where_a_chunk_is_pooled_wrongly(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def counted_twice(hidden: Tensor, embeds: Sequence[Slice]) -> list[PoolState | Vector]:
         pooled = pool_slices(hidden, embeds)
@@ -45,7 +45,7 @@ def test_it_fails_where_a_chunk_is_pooled_wrongly(
 
     monkeypatch.setattr(equivalence, "pool_slices", counted_twice)
     with pytest.raises(SystemExit, match=r"lines are outside the bounds:\n.*\n.*\n\| float32 \| .* \| 16 \|"):
-        equivalence.main(texts=3, longest=70, chunk=[16], dtype=["float32"])
+        equivalence.main(model=str(small_model), texts=3, longest=70, chunk=[16], dtype=["float32"])
     assert json.loads(capsys.readouterr().out.splitlines()[-1])["holds"] is False
 
 

@@ -273,10 +273,12 @@ class TestLife:
         assert reason.startswith(f"model '{tmp_path}' cannot be loaded: ")
         assert "no-such-family" in reason
 
-    def test_an_adapter_that_cannot_be_loaded_is_a_failure_with_the_reason(self, tmp_path: Path) -> None:
+    def test_an_adapter_that_cannot_be_loaded_is_a_failure_with_the_reason(
+        self, small_model: Path, tmp_path: Path
+    ) -> None:
         adapter = {"peft_type": "LORA", "r": 4, "lora_alpha": 4, "target_modules": ["q_proj"], "use_dora": True}
         (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
-        command = orthrus_serve(f"--adapter=style={tmp_path}")
+        command = orthrus_serve(f"--model={small_model}", f"--adapter=style={tmp_path}")
         result = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
         assert (result.returncode, result.stdout) == (1, "")  # it never said that it is ready
         assert "use_dora" in result.stderr.splitlines()[-1]
@@ -294,8 +296,8 @@ class TestLife:
         assert left_over(children, within=5) == []
 
 
-def test_an_idle_connection_does_not_hold_up_the_end(tmp_path: Path) -> None:
-    with running(orthrus_serve(), tmp_path / "log") as server:
+def test_an_idle_connection_does_not_hold_up_the_end(small_model: Path, tmp_path: Path) -> None:
+    with running(orthrus_serve(f"--model={small_model}"), tmp_path / "log") as server:
         processes = server.processes()
         connection = http.client.HTTPConnection(server.http)
         connection.request("GET", "/v2")

@@ -16,7 +16,6 @@ class Job:
     computed: int = 0
     blocks: int = 0
     running: bool = False
-    done: bool = False
 
     @property
     def produced(self) -> int:
@@ -32,16 +31,14 @@ class Twin:
     block_size: int
     policy: str = "ibs"
     patience: int = 4
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[Job] = field(default_factory=list)  # that have not ended
     credit: dict[str, float] = field(default_factory=lambda: {"embed": 0.0, "generate": 0.0})
     waited: dict[str, int] = field(default_factory=lambda: {"embed": 0, "generate": 0})
     last: str = "generate"
 
     def queue(self, kind: str, planned: dict[int, int]) -> list[Job]:
         return [
-            j
-            for j in self.jobs
-            if j.kind == kind and not j.done and not j.running and j.computed + planned.get(j.order, 0) < j.tokens
+            j for j in self.jobs if j.kind == kind and not j.running and j.computed + planned.get(j.order, 0) < j.tokens
         ]
 
     def free(self) -> int:
@@ -162,11 +159,10 @@ class Twin:
                 job.tokens += 1
                 job.running = True
             if job.kind == "embed" or order in ends or job.produced >= job.max_tokens:
-                job.done, job.running, job.blocks = True, False, 0
+                self.jobs.remove(job)
 
     def cancel(self, order: int) -> None:
-        job = next(j for j in self.jobs if j.order == order)
-        if not job.done:
-            job.done, job.running, job.blocks = True, False, 0
+        for job in [j for j in self.jobs if j.order == order]:
+            self.jobs.remove(job)
             if not self.queue(job.kind, {}):
                 self.credit[job.kind], self.waited[job.kind] = 0.0, 0

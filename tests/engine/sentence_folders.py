@@ -11,8 +11,7 @@ import numpy as np
 import torch
 from sentence_transformers import SentenceTransformer
 from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM
 from transformers import models as families
 
 from orthrus_backend.assembly import Service, build_service
@@ -20,9 +19,9 @@ from orthrus_backend.config import EngineSettings
 from orthrus_backend.outputs import Embedded, Output
 from orthrus_backend.params import EmbeddingParams
 from orthrus_backend.request import Request
+from tests.small_model import VOCABULARY, tokenizer
 
 WIDTH = 32
-VOCABULARY = 300
 _SIZES: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": WIDTH,
@@ -38,38 +37,6 @@ CONFIGS = {
     "qwen2": families.Qwen2Config(**_SIZES, intermediate_size=48, num_key_value_heads=2, tie_word_embeddings=True),
     "gpt2": families.GPT2Config(**_SIZES),
 }
-SPECIAL = {"none": "$A", "bos": "<s> $A", "eos": "$A </s>", "both": "<s> $A </s>"}
-TEXTS = (
-    "a",
-    "The quick brown fox",
-    "A much longer text, with 47 numbers and commas, that fills more than one chunk of tokens",
-)
-
-
-def tokenizer(special: str = "both") -> PreTrainedTokenizerFast:
-    """A byte-level BPE tokenizer; `special` names what its post-processor puts around a text."""
-    backend = Tokenizer(models.BPE())
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    backend.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
-        special_tokens=["<pad>", "<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    backend.train_from_iterator([text.lower() for text in TEXTS] * 10, trainer)
-    if special != "none":
-        ids = [("<s>", 1), ("</s>", 2)]
-        backend.post_processor = processors.TemplateProcessing(single=SPECIAL[special], special_tokens=ids)
-    else:
-        backend.post_processor = processors.ByteLevel(trim_offsets=False)
-    return PreTrainedTokenizerFast(
-        tokenizer_object=backend,
-        bos_token="<s>",
-        eos_token="</s>",
-        pad_token="<pad>",
-        clean_up_tokenization_spaces=False,
-    )
 
 
 def build(

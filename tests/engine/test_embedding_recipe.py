@@ -12,8 +12,6 @@ from sentence_transformers.sentence_transformer.modules import Dense, Normalize
 from orthrus_backend.params import EmbeddingParams, PoolingMode
 from tests.engine.sentence_folders import (
     CONFIGS,
-    SPECIAL,
-    TEXTS,
     WIDTH,
     build,
     change,
@@ -23,6 +21,7 @@ from tests.engine.sentence_folders import (
     reference_ids,
     serving,
 )
+from tests.small_model import SPECIAL, TEXTS
 
 MODES = ["mean", "mean_sqrt_len_tokens", "weightedmean", "max", "cls", "lasttoken"]
 CHUNKS = [1, 7, 16, 0]

@@ -13,9 +13,9 @@ from orthrus_backend.config import EngineSettings, ModelSettings
 from orthrus_backend.fused.matrix import Matrix
 from orthrus_backend.model import Backbone
 from orthrus_backend.self_check import self_check
-from tests.engine.sentence_folders import tokenizer
 from tests.engine.test_exactness import plain_hidden
 from tests.engine.tiny import Bench, backbone, computation, configs, embed, random_ids
+from tests.small_model import save_small_model
 
 FUSED = sorted(name for name in configs() if name.startswith(("llama", "mistral", "qwen2")))
 
@@ -78,10 +78,9 @@ def test_adapters_on_parts_of_merged_products_equal_peft(family: str, tmp_path: 
 
 
 def test_a_loaded_model_holds_its_weights_once(tmp_path: Path) -> None:
-    model = backbone("llama")
-    model.model.save_pretrained(tmp_path)
-    tokenizer().save_pretrained(tmp_path)
-    loaded = load_model(str(tmp_path), EngineSettings(model=ModelSettings(dtype="float32")), head=False)
+    loaded = load_model(
+        str(save_small_model(tmp_path)), EngineSettings(model=ModelSettings(dtype="float32")), head=False
+    )
     assert loaded.computation.fused is not None
     layer = loaded.backbone.model.base_model.layers[0]
     assert {m.weight.device.type for m in layer.modules() if isinstance(m, torch.nn.Linear)} == {"meta"}

@@ -17,7 +17,6 @@ from orthrus_backend.serve.layout import lay_out
 from orthrus_backend.serve.ports import choose_endpoints
 from orthrus_backend.serve.triton_binary import find_triton
 from orthrus_backend.serve.workspace import workspace
-from tests.engine.sentence_folders import build
 from tests.server.test_generate import post
 from tests.server.test_shutdown import stream
 from tests.serving import RunningServer
@@ -47,15 +46,14 @@ class Plain:
 
 
 @pytest.fixture
-def plain(tmp_path: Path) -> Iterator[Plain]:
-    model = build(tmp_path, special="none")
+def plain(tmp_path: Path, small_model: Path) -> Iterator[Plain]:
     with workspace() as folder, (tmp_path / "log").open("wb") as log:
         triton, endpoints, drain = (
             find_triton(),
             choose_endpoints("127.0.0.1", http=0, grpc=0, metrics=0),
             folder / "drain",
         )
-        parameters = {"model": str(model), "device": "cpu", "kv_memory": "4MiB", "drain_file": str(drain)}
+        parameters = {"model": str(small_model), "device": "cpu", "kv_memory": "4MiB", "drain_file": str(drain)}
         layout = lay_out(folder, triton, parameters, 1)
         places = {"model-repository": layout.models, "backend-directory": layout.backends}
         for protocol, address in endpoints.as_dict().items():
