@@ -13,6 +13,7 @@ from orthrus_backend.params import SamplingParams
 from orthrus_backend.prompt_checks import PromptChecks
 from orthrus_backend.request import AdapterHandle, GenerateRequest, TextStream
 from orthrus_backend.tokenization import Tokenization
+from orthrus_backend.validation import shown
 
 DEFAULT_MAX_TOKENS = 16  # vLLM's default, or less where the prompt leaves less room; an explicit None: all the room
 MakeText = Callable[[SamplingParams], TextStream]
@@ -62,7 +63,7 @@ class GenerateIntake:
             prompt_length=len(ids),
             max_tokens=max_tokens,
             stop_ids=eos | frozenset(params.stop_token_ids),
-            bad_words=tuple(ids for word in params.bad_words for ids in self._tokenization.word_ids(word)),
+            bad_words=tuple(ids for word in params.bad_words for ids in self._word_ids(word)),
             seed=secrets.randbits(64) if params.seed is None else params.seed % 2**64,
             text=self._make_text(params),
             needs_logprobs=needs_logprobs or params.logprobs is not None,
@@ -94,6 +95,12 @@ class GenerateIntake:
         )
         return [first, *others]
 
+    def _word_ids(self, word: str) -> list[tuple[int, ...]]:
+        ids = self._tokenization.word_ids(word)
+        if not ids:
+            raise ValueError(f"bad_words: {shown(word)} has no tokens for this model, and so cannot be banned")
+        return ids
+
     def _prompt_ids(self, prompt: str | Sequence[int] | Sequence[Mapping[str, Any]]) -> Sequence[int]:
         if isinstance(prompt, str):
             if not prompt:
@@ -112,4 +119,6 @@ class GenerateIntake:
             content = message.get("content")
             if isinstance(content, str):
                 self._checks.size(content)
-        return self._tokenization.encode_chat(messages)
+        text = self._tokenization.chat_text(messages)
+        self._checks.size(text)  # the template may have taken in more than each message's content
+        return self._tokenization.encode(text, special=False)  # the special tokens are in the text

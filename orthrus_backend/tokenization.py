@@ -42,8 +42,8 @@ class Tokenization:
         ids: list[int] = self._tokenizer(_checked(text), add_special_tokens=special, verbose=False)["input_ids"]
         return ids
 
-    def encode_chat(self, messages: Sequence[Mapping[str, Any]]) -> list[int]:
-        """Token ids of a conversation with the model's own template, ready for the assistant's answer.
+    def chat_text(self, messages: Sequence[Mapping[str, Any]]) -> str:
+        """A conversation in the model's own template, special tokens included, ready for the assistant's answer.
 
         Raises:
             ValueError: the model has no template, or the template refuses the messages.
@@ -51,15 +51,15 @@ class Tokenization:
         if not self._tokenizer.chat_template:
             raise ValueError("this model has no chat template; send text_input instead of messages")
         try:
-            text = self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True)
+            return str(self._tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=True))
         except (TemplateError, TypeError, KeyError, RecursionError) as error:
             raise ValueError(f"the chat template refuses the messages: {error}") from error
-        return self.encode(text, special=False)  # the template already holds the special tokens
 
     def word_ids(self, word: str) -> list[tuple[int, ...]]:
-        """Id sequences that spell a word, at the start of a text and after a space."""
+        """Id sequences that spell a word, at the start of a text and after a space; none of them is empty."""
         forms = (word, " " + word.lstrip())
-        return list(dict.fromkeys(tuple(self.encode(form, special=False)) for form in forms))
+        spelled = dict.fromkeys(tuple(self.encode(form, special=False)) for form in forms)
+        return [ids for ids in spelled if ids]
 
     def encode_cut(self, text: str, limit: int, keep: Literal["start", "end"]) -> list[int]:
         """Token ids of as much of a text as fits, its start or its end, with all special tokens in their places.

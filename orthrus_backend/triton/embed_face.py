@@ -87,6 +87,9 @@ class TritonPythonModel:
             except ValueError as error:
                 responder.fail(str(error), "INVALID_ARG")
                 continue
+            except Exception as error:  # raised further, it would be the answer to its neighbours, too
+                responder.fail(f"internal error: {error}", "INTERNAL")
+                continue
             self._calls[call.id] = call
             self._waiters.submit(self._answer, call)
 

@@ -10,6 +10,7 @@ from orthrus_backend.triton.trace_context import TRACE_KEYS
 from orthrus_backend.validation import shown
 
 CALL = "orthrus_call"  # an id that no other call has, given to a copy of a request that is passed on inside Triton
+LONGEST = 10**15  # microseconds, thirty years; a -1 over gRPC comes as 2**64 - 1
 _NO_KEYS = ("id", "sequence_id", "sequence_start", "sequence_end", "priority", "timeout", CALL, *TRACE_KEYS)
 
 
@@ -20,10 +21,10 @@ def read_timeout(request: Any) -> float | None:
         ValueError: names the value.
     """
     microseconds = request.timeout() or _all(request).get("timeout", 0)
-    if isinstance(microseconds, str) and microseconds.isdecimal():
+    if isinstance(microseconds, str) and microseconds.isdecimal() and len(microseconds) <= len(str(LONGEST)):
         microseconds = int(microseconds)
-    if type(microseconds) is not int or microseconds < 0:
-        raise ValueError(f"timeout: microseconds are expected, a whole number or 0, got {shown(microseconds)}")
+    if type(microseconds) is not int or not 0 <= microseconds <= LONGEST:
+        raise ValueError(f"timeout: microseconds are expected, from 0 to {LONGEST}, got {shown(microseconds)}")
     return microseconds / 1e6 if microseconds else None
 
 

@@ -197,6 +197,18 @@ def test_out_of_vocabulary_ids_are_refused_and_neighbours_finish(service: Servic
     assert inbox.outcome() is Outcome.LENGTH
 
 
+def test_a_bad_word_without_tokens_is_refused_and_the_next_one_runs(service: Service) -> None:
+    with pytest.raises(ValueError, match="bad_words: ' ' has no tokens"):
+        ask(service, "w20 w21", bad_words=["w22", " "])
+    assert len(ask(service, "w20 w21", bad_words=["w22"], max_tokens=3, ignore_eos=True)[0]) == 3
+
+
+def test_a_long_conversation_is_refused_wherever_its_length_is(service: Service) -> None:
+    for messages in ([{"role": "x" * 10_000, "content": "w30"}], [{"role": "user", "content": ["x" * 10_000]}]):
+        with pytest.raises(ValueError, match=r"10\d\d\d characters; the model's limit is 128 tokens"):
+            service.intake.generate(messages, SamplingParams())
+
+
 def test_an_unknown_adapter_is_refused_by_name(service: Service) -> None:
     for intake, params in (
         (service.intake.generate, SamplingParams(adapter="nobody")),

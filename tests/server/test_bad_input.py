@@ -109,7 +109,8 @@ def assert_names(message: str, pattern: str) -> None:
 def test_a_flood_in_one_request_is_refused_before_it_costs_anybody_time(server: RunningServer) -> None:
     body = {"messages": json.dumps([{"role": "user", "content": "word " * 2_000_000}])}
     many = {"messages": json.dumps([{"role": "user", "content": "x"}] * 100_000)}
-    for flood in (body, many):
+    role = {"messages": json.dumps([{"role": "word " * 2_000_000, "content": "x"}])}
+    for flood in (body, many, role):
         answer = requests.post(f"http://{server.http}/v2/models/generate/generate", json=flood, timeout=60)
         assert answer.status_code == 400, answer.text
         assert_names(answer.text, "limit")

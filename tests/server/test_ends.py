@@ -26,6 +26,7 @@ PROMPT = "The capital of France is"
 QUIET_SECONDS = 0.3  # that a stream is listened to after FINAL
 ENDLESS = {"sampling_parameters": json.dumps({"max_tokens": 900, "ignore_eos": True, "temperature": 0})}
 LONG_TEXTS = ["word " * 1000] * 2  # some seconds of work
+OTHER_TIME = f"timeout: microseconds are expected, from 0 to {10**15}"
 OUT_OF_TIME = "deadline exceeded: the request's time is over"
 
 
@@ -168,12 +169,27 @@ def test_the_time_may_stand_in_the_body_of_generate(server: RunningServer, timeo
     assert answer.json()["finish_reason"] == "timeout"
 
 
-@pytest.mark.parametrize("timeout", [-1, 0.5, "soon", True])
+@pytest.mark.parametrize("timeout", [-1, 0.5, "soon", True, 10**15 + 1, "9" * 400, "9" * 5000])
 def test_a_time_that_is_none_is_refused(server: RunningServer, timeout: Any) -> None:
     for model, texts in (("generate", {"text_input": PROMPT}), ("embed", {"text_input": PROMPT})):
         answer = generate(server, model, texts | {"timeout": timeout})
         assert answer.status_code == 400
-        assert f"timeout: microseconds are expected, a whole number or 0, got {timeout!r}" in answer.json()["error"]
+        assert f"{OTHER_TIME}, got {timeout!r}"[:100] in answer.json()["error"]
+
+
+@pytest.mark.parametrize("model", ["embed", "orthrus_embed", "orthrus", "generate"])
+def test_a_negative_time_is_refused_over_grpc(server: RunningServer, model: str) -> None:
+    """There it comes as a very large one."""
+    for timeout in (-1, -(2**63), 2**63 - 1):
+        request = message(model, timeout=timeout, text_input=PROMPT)
+        if model in ("generate", "orthrus"):
+            (error,) = listen(server, request).errors
+        else:
+            with stub(server) as service, pytest.raises(grpc.RpcError) as caught:
+                service.ModelInfer(request)
+            assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
+            error = caught.value.details()
+        assert f"{OTHER_TIME}, got {timeout % 2**64}" in error
 
 
 @pytest.mark.parametrize("model", ["embed", "orthrus_embed"])
