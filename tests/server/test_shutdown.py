@@ -7,14 +7,19 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import requests
 import tritonclient.grpc as grpc_client
+from openai import APIStatusError, OpenAI
 from tritonclient.utils import InferenceServerException
 
+from tests.gateway.serving import running_gateway
 from tests.server.test_generate import grpc_stream, post
 from tests.server.test_mixed import wait_for
 from tests.serving import RunningServer, left_over, orthrus_serve, running
@@ -89,26 +94,62 @@ def refusal(call: Callable[[], Any]) -> tuple[str, str]:
     return caught.value.status(), caught.value.message()
 
 
-def test_a_full_queue_refuses_its_kind_at_once_and_says_what_waits(narrow: RunningServer) -> None:
-    running_ones = [stream(narrow, 2000, model="orthrus") for _ in range(2)]
+@contextmanager
+def full(server: RunningServer) -> Iterator[None]:
+    """While two generations run and four wait, which is all that there is room for; those four end afterwards."""
+    running_ones = [stream(server, 2000, model="orthrus") for _ in range(2)]
     for caller in running_ones:
         assert caller.started.wait(60)
-    waiting = [stream(narrow, 2, model="orthrus") for _ in range(4)]
-    wait_for(narrow, "orthrus_requests_waiting", 4, kind="generate")
-    begun = time.monotonic()
-    answer = post(narrow, {"text_input": "one more"})
-    assert time.monotonic() - begun < 5
-    assert "unavailable: the generate queue is full: 4 requests with " in answer.text
-    assert " the limits are 4 requests and 524288 tokens" in answer.text
-    _, message = refusal(lambda: next(grpc_stream(narrow, text_input="one more")))
-    assert "queue is full" in message
-    assert embed(narrow, b"the other kind has room").shape == (1, 576)
-    for caller in running_ones:
-        caller.leave.set()
+    waiting = [stream(server, 2, model="orthrus") for _ in range(4)]
+    wait_for(server, "orthrus_requests_waiting", 4, kind="generate")
+    try:
+        yield
+    finally:
+        for caller in running_ones:
+            caller.leave.set()
     for caller in (*running_ones, *waiting):
         caller.join(60)
     assert all(caller.result[-1]["finish_reason"] == b"length" for caller in waiting)
+
+
+def test_a_full_queue_refuses_its_kind_at_once_and_says_what_waits(narrow: RunningServer) -> None:
+    with full(narrow):
+        begun = time.monotonic()
+        answer = post(narrow, {"text_input": "one more"})
+        assert time.monotonic() - begun < 5
+        assert "unavailable: the generate queue is full: 4 requests with " in answer.text
+        assert " the limits are 4 requests and 524288 tokens" in answer.text
+        _, message = refusal(lambda: next(grpc_stream(narrow, text_input="one more")))
+        assert "queue is full" in message
+        assert embed(narrow, b"the other kind has room").shape == (1, 576)
     assert post(narrow, {"text_input": "one more", "max_tokens": 1}).status_code == 200
+
+
+def test_behind_the_gateway_openais_client_is_told_to_come_back_and_does(narrow: RunningServer, tmp_path: Path) -> None:
+    one: Any = {"model": "m", "prompt": "one more", "max_tokens": 1}
+    with running_gateway(narrow.grpc, tmp_path / "log", "--model-name=m") as gateway, ThreadPoolExecutor() as threads:
+        options: Any = {"base_url": gateway.api, "api_key": "none"}
+        with OpenAI(**options, max_retries=0) as hasty, OpenAI(**options, max_retries=60) as patient:
+            with full(narrow):
+                for streaming in (False, True):
+                    with pytest.raises(APIStatusError, match="the generate queue is full: 4 requests with") as refused:
+                        hasty.completions.create(**one, stream=streaming)
+                    assert refused.value.status_code == 503
+                    assert refused.value.response.headers["retry-after"] == "1"
+                    assert set(refused.value.response.json()["error"]) == {"message", "type", "param", "code"}
+                    assert (refused.value.type, refused.value.code) == ("server_error", "unavailable")
+                assert hasty.embeddings.create(model="m", input="the other kind has room").data
+                told = gateway.log.read_text().count(" 503 ")
+                answer = threads.submit(patient.completions.create, **one)
+                wait_until(lambda: gateway.log.read_text().count(" 503 ") > told + 1)  # told again to come back
+            assert answer.result(60).choices[0].finish_reason == "length"
+
+
+def wait_until(holds: Callable[[], bool], within: float = 30) -> None:
+    deadline = time.monotonic() + within
+    while not holds():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
 
 
 def test_an_embedding_beyond_the_limit_is_unavailable(narrow: RunningServer) -> None:
