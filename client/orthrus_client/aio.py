@@ -66,12 +66,23 @@ class AsyncOrthrusClient:
         if protocol not in transports:
             raise ValueError(f"protocol is one of {sorted(transports)}, not {protocol!r}")
         self._retries = checked_retries(retries)
+        self._request_id: str | None = None  # None: a new one for each call
         self._transport = transports[protocol](url, tls, checked_headers(headers or {}))
 
     def with_headers(self, headers: Mapping[str, str]) -> Self:
         """This client with more `headers`, such as those of a trace. It shares the connections: close only one."""
         other = copy(self)
         other._transport = self._transport.with_headers(checked_headers(headers))
+        return other
+
+    def with_request_id(self, request_id: str) -> Self:
+        """This client for one request: all that it asks for carries `request_id`, in the server's log too.
+
+        When a call is left before its end, the server ends all that carry its id: nobody else should use it meanwhile.
+        It shares the connections: close only one.
+        """
+        other = copy(self)
+        other._request_id = request_id
         return other
 
     async def embed(
@@ -196,7 +207,7 @@ class AsyncOrthrusClient:
         tensors = embed_tensors(texts, options)
 
         async def attempt() -> Embeddings:
-            request_id = new_request_id()
+            request_id = self._request_id or new_request_id()
             async with self._stop_when_left(request_id):
                 return await self._transport.embed(request_id, tensors, deadline)
 
@@ -206,7 +217,7 @@ class AsyncOrthrusClient:
         deadline = Deadline(timeout)
 
         async def begin() -> tuple[str, AsyncGenerator[Chunk], Chunk | None]:
-            request_id = new_request_id()
+            request_id = self._request_id or new_request_id()
             async with self._stop_when_left(request_id):
                 chunks = self._transport.generate(request_id, tensors, deadline)
                 return request_id, chunks, await anext(chunks, None)

@@ -7,6 +7,7 @@ All four transports share this file. A call is a `Tensors` (input name -> array)
 import json
 import reprlib
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
 
@@ -22,6 +23,7 @@ EMBED = "embed"  # the entry points of the model repository ...
 GENERATE = "generate"
 BACKEND = "orthrus"  # ... and the backend behind both, which alone knows `stop`
 
+TRACE_KEYS = ("traceparent", "tracestate")  # W3C's trace context: headers, or parameters of a request
 TOKEN_IDS = "input_ids"  # an input that only the backend itself has
 
 _MAX_TOKEN_ID = int(np.iinfo(np.int32).max)
@@ -110,11 +112,19 @@ def stop_tensors() -> Tensors:
     return {"stop": np.array([True])}
 
 
-def grpc_request(model: str, request_id: str, tensors: Tensors, timeout: int = 0) -> service_pb2.ModelInferRequest:
-    """The protobuf message of a call, for which the server has `timeout` microseconds; 0: as many as it takes."""
+def grpc_request(
+    model: str, request_id: str, tensors: Tensors, timeout: int = 0, headers: Mapping[str, str] = MappingProxyType({})
+) -> service_pb2.ModelInferRequest:
+    """The protobuf message of a call, for which the server has `timeout` microseconds; 0: as many as it takes.
+
+    The trace context among `headers` is told in it too: the backend reads it there, also where Triton does not trace.
+    """
     request = service_pb2.ModelInferRequest(model_name=model, id=request_id)
     if timeout:
         request.parameters["timeout"].int64_param = timeout
+    for name in TRACE_KEYS:
+        if name in headers:
+            request.parameters[name].string_param = headers[name]
     for name, array in tensors.items():
         request.inputs.add(name=name, shape=array.shape, datatype=np_to_triton_dtype(array.dtype))
         is_text = array.dtype == np.object_

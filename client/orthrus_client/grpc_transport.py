@@ -68,7 +68,7 @@ class GrpcTransport:
     def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         if TOKEN_IDS in tensors:
             return self._embed_ids(request_id, tensors, deadline)
-        request = grpc_request(EMBED, request_id, tensors, deadline.for_server())
+        request = self._request(EMBED, request_id, tensors, deadline)
         try:
             response = self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -76,7 +76,7 @@ class GrpcTransport:
         return read_embeddings(InferResult(response))
 
     def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Generator[Chunk]:
-        request = grpc_request(generation_model(tensors), request_id, tensors, deadline.for_server())
+        request = self._request(generation_model(tensors), request_id, tensors, deadline)
         reader = ChunkReader()
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
@@ -89,7 +89,7 @@ class GrpcTransport:
 
     def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         """Only the backend itself takes token ids, and it answers in a stream."""
-        request = grpc_request(BACKEND, request_id, tensors, deadline.for_server())
+        request = self._request(BACKEND, request_id, tensors, deadline)
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             return read_embeddings(InferResult(_response(next(call))))
@@ -122,6 +122,11 @@ class GrpcTransport:
     def close(self) -> None:
         self._channel.close()
 
+    def _request(
+        self, model: str, request_id: str, tensors: Tensors, deadline: Deadline
+    ) -> service_pb2.ModelInferRequest:
+        return grpc_request(model, request_id, tensors, deadline.for_server(), dict(self._metadata))
+
 
 class AsyncGrpcTransport:
     """gRPC for asyncio."""
@@ -144,7 +149,7 @@ class AsyncGrpcTransport:
     async def embed(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         if TOKEN_IDS in tensors:
             return await self._embed_ids(request_id, tensors, deadline)
-        request = grpc_request(EMBED, request_id, tensors, deadline.for_server())
+        request = self._request(EMBED, request_id, tensors, deadline)
         try:
             response = await self._stub.ModelInfer(request, timeout=deadline.left(), metadata=self._metadata)
         except grpc.RpcError as error:
@@ -152,7 +157,7 @@ class AsyncGrpcTransport:
         return read_embeddings(InferResult(response))
 
     async def generate(self, request_id: str, tensors: Tensors, deadline: Deadline) -> AsyncGenerator[Chunk]:
-        request = grpc_request(generation_model(tensors), request_id, tensors, deadline.for_server())
+        request = self._request(generation_model(tensors), request_id, tensors, deadline)
         reader = ChunkReader()
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
@@ -166,7 +171,7 @@ class AsyncGrpcTransport:
 
     async def _embed_ids(self, request_id: str, tensors: Tensors, deadline: Deadline) -> Embeddings:
         """Only the backend itself takes token ids, and it answers in a stream."""
-        request = grpc_request(BACKEND, request_id, tensors, deadline.for_server())
+        request = self._request(BACKEND, request_id, tensors, deadline)
         call = self._stub.ModelStreamInfer(iter([request]), timeout=deadline.left(), metadata=self._metadata)
         try:
             return read_embeddings(InferResult(_response(await anext(aiter(call)))))
@@ -201,6 +206,11 @@ class AsyncGrpcTransport:
 
     async def close(self) -> None:
         await self._channel.close()
+
+    def _request(
+        self, model: str, request_id: str, tensors: Tensors, deadline: Deadline
+    ) -> service_pb2.ModelInferRequest:
+        return grpc_request(model, request_id, tensors, deadline.for_server(), dict(self._metadata))
 
 
 def _target(url: str) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, closing
+from uuid import uuid4
 
 import httpx2
 import numpy as np
@@ -21,6 +22,7 @@ from orthrus_client import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from tests.reference import Reference, prompts, texts
+from tests.server.test_observability import lines
 from tests.serving import RunningServer
 
 GREEDY: Sampling = {"max_tokens": 12, "temperature": 0.0}
@@ -86,6 +88,14 @@ def test_a_text_is_no_chat(client: OrthrusClient) -> None:
     for call in (client.chat, client.stream_chat):
         with pytest.raises(ValueError, match=r"list of .*Name a colour"):
             call("Name a colour.")  # type: ignore[operator]
+
+
+def test_calls_carry_the_id_that_they_are_given(client: OrthrusClient, server: RunningServer) -> None:
+    own = client.with_request_id(name := f"mine {uuid4()}")
+    own.generate("Hi", **GREEDY)
+    own.embed("Hi")
+    client.embed("Hi")
+    assert [line["kind"] for line in lines(server, 2, id=name)] == ["generate", "embed"]
 
 
 def test_log_probabilities_come_when_asked_for(client: OrthrusClient) -> None:

@@ -198,7 +198,7 @@ def test_a_stream_takes_its_trace_from_a_parameter(server: RunningServer, collec
         client.stop_stream()
     spans = collector.spans(trace, 4)
     assert named(spans, "text_completion ").parent == CLIENT_SPAN
-    assert len(spans) == 4  # Triton traces by headers only
+    assert len(spans) == 4  # Triton itself traces by headers only
 
 
 def test_an_error_ends_its_span_as_one(server: RunningServer, collector: Collector) -> None:

@@ -22,6 +22,7 @@ from orthrus_client.gateway.demo.state import Demo
 from orthrus_client.gateway.errors import add_error_handlers
 from orthrus_client.gateway.health import Health
 from orthrus_client.gateway.limits import limit_body
+from orthrus_client.gateway.request_ids import RequestIds
 from orthrus_client.sample_corpus import sample_corpus
 
 ROUTERS = (embeddings.router, completions.router, chat.router, information.router, demo.router)
@@ -68,4 +69,4 @@ def make_app(settings: Settings, closing: asyncio.Event) -> ASGIApp:
     for router in ROUTERS:
         app.include_router(router)
     add_site(app)
-    return limit_body(app, settings.max_body_bytes)
+    return RequestIds(limit_body(app, settings.max_body_bytes))
