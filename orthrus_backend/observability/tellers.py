@@ -4,7 +4,7 @@ import sys
 from pathlib import Path
 
 from orthrus_backend.config import EngineSettings
-from orthrus_backend.default_model import FOLDER, MODEL_NAME
+from orthrus_backend.default_model import MODEL_NAME, default_folder
 from orthrus_backend.observability.journal import Teller
 from orthrus_backend.observability.request_log import RequestLog
 from orthrus_backend.request import Kind
@@ -34,6 +34,6 @@ def make_tellers(settings: EngineSettings) -> list[Teller]:
 def _name(location: str) -> str:
     """What a model is called: a hub id as it is, a folder or file by its own name."""
     path = Path(location)
-    if not location or path.name == FOLDER:
+    if not location or path == default_folder():
         return MODEL_NAME
     return path.name if path.exists() else location

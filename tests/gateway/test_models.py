@@ -50,3 +50,7 @@ def test_a_model_with_an_adapter_answers_with_it(
     vector = client.embeddings.create(model=name, input="Hi").data[0].embedding
     np.testing.assert_allclose(vector, direct.embed("Hi", adapter=adapter)[0], rtol=0, atol=1e-6)
     assert np.abs(vector - direct.embed("Hi")[0]).max() > 1e-3
+
+
+def test_the_default_model_has_its_own_name(model: str) -> None:
+    assert model == "SmolLM2-135M-Instruct"
