@@ -1,6 +1,6 @@
 """Turns what happens to requests into metrics. `Accounting` runs on the engine's thread, a few additions a step."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Literal, get_args
 
 from orthrus_backend.metrics import Metrics
@@ -18,6 +18,7 @@ ENDS: dict[Outcome, End] = {
     Outcome.TIMEOUT: "timeout",
     Outcome.FAILED: "failed",
 }
+_ADAPTERS = "orthrus_adapter_loaded"
 _ROLES = {Role.EMBED: "embed", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 
@@ -42,6 +43,7 @@ class Accounting:
         metrics.expect("orthrus_time_to_first_token_seconds")
         metrics.expect("orthrus_inter_token_seconds")
         metrics.count("orthrus_preemptions_total", 0)
+        show_adapters(metrics, ())
         self._gauges()
         self.idle()
 
@@ -107,3 +109,10 @@ def count_turned_away(metrics: Metrics, kind: Kind, end: End) -> None:
     """Count a call that never became requests of the engine: it came in, and that was its end. Any thread."""
     metrics.count("orthrus_requests_received_total", kind=kind)
     metrics.count("orthrus_requests_total", kind=kind, outcome=end)
+
+
+def show_adapters(metrics: Metrics, names: Collection[str]) -> None:
+    """Tell which adapters there are now; those that were there before stay as zeros. Any thread, but one at a time."""
+    before = [labels[0][1] for name, labels in list(metrics.gauges) if name == _ADAPTERS]
+    for adapter in {"", *before, *names}:
+        metrics.set(_ADAPTERS, float(adapter in names or not adapter), adapter=adapter)

@@ -6,7 +6,7 @@ accepted with, so an adapter that is replaced or removed goes when the last requ
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 
 from orthrus_backend.adapters import Adapter
@@ -32,6 +32,7 @@ class AdapterCatalogue(Mapping[str, Adapter]):
         self._list_file = list_file
         self._paths: Mapping[str, Path] = {}  # where each loaded adapter came from
         self._loaded: Mapping[str, Adapter] = {}  # replaced as a whole, never changed
+        self._on_change: Callable[[Collection[str]], None] = lambda names: None
         self._closed = threading.Event()
         self._stamp = self._stat()
         for error in self._update(self._listed()):
@@ -46,8 +47,13 @@ class AdapterCatalogue(Mapping[str, Adapter]):
     def __len__(self) -> int:
         return len(self._loaded)
 
-    def watch(self) -> None:
-        """Look at the list file every second, from a thread; a fault in it is logged and what was served stays."""
+    def watch(self, on_change: Callable[[Collection[str]], None]) -> None:
+        """Tell the names that there are, now and after each change.
+
+        Looks at the list file every second, from a thread; a fault in it is logged and what was served stays.
+        """
+        self._on_change = on_change
+        on_change(self._loaded.keys())
         if self._list_file is not None:
             threading.Thread(target=self._watch, name="orthrus-adapters", daemon=True).start()
 
@@ -114,4 +120,5 @@ class AdapterCatalogue(Mapping[str, Adapter]):
         for name in self._loaded.keys() - paths.keys():
             _log.info("adapter %r is no longer served", name)
         self._loaded, self._paths = loaded, origins
+        self._on_change(loaded.keys())
         return errors

@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import psutil
 import torch
 
 from orthrus_backend.acceleration import Computation, accelerate
+from orthrus_backend.accounting import show_adapters
 from orthrus_backend.adapter_catalogue import AdapterCatalogue
 from orthrus_backend.adapters import Adapter, load_adapter
 from orthrus_backend.blocks import BlockPool
@@ -86,7 +88,9 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
     runner: StepRunner = own
     if embedder is not None:
         runner = SplitRunner(_runner(embedder, pool, head), own)
-    return Service(Engine(scheduler, runner, on_failure, settings.limits), intake, generator.tokenization, adapters)
+    engine = Engine(scheduler, runner, on_failure, settings.limits)
+    adapters.watch(partial(show_adapters, engine.metrics))
+    return Service(engine, intake, generator.tokenization, adapters)
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +128,7 @@ def _adapters(backbone: Backbone, settings: ModelSettings) -> AdapterCatalogue:
         return load_adapter(name, path, backbone.model, backbone.dtype, backbone.device)
 
     list_file = Path(settings.adapters_file) if settings.adapters_file else None
-    catalogue = AdapterCatalogue(load, settings.adapters, list_file)
-    catalogue.watch()
-    return catalogue
+    return AdapterCatalogue(load, settings.adapters, list_file)
 
 
 def _runner(model: LoadedModel, pool: BlockPool, head: EmbeddingHead) -> Runner:

@@ -54,6 +54,9 @@ FAMILIES = (
     Family("orthrus_requests_waiting", "gauge", "Requests with no token computed yet, by kind"),
     Family("orthrus_queue_tokens", "gauge", "Tokens waiting to be scheduled, by kind"),
     Family("orthrus_kv_blocks", "gauge", "Key/value blocks, by state (used, cached, free)"),
+    Family(
+        "orthrus_adapter_loaded", "gauge", "1 while requests may name the adapter, else 0; no name: the model alone"
+    ),
     Family("orthrus_batch_fill", "gauge", "Tokens of the last step over the token budget; 0 while there is no work"),
     Family("orthrus_time_to_first_token_seconds", "histogram", "Arrival to first token", _FIRST_TOKEN),
     Family("orthrus_inter_token_seconds", "histogram", "Mean time between tokens, one value a generation", _PER_TOKEN),

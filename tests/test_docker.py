@@ -147,7 +147,8 @@ class TestCompose:
 
     def test_who_asks_the_server_asks_on_its_ports(self) -> None:
         _, grpc, metrics = image("Dockerfile.cpu").ports
-        assert f"--url=server:{grpc}" in SERVICES["gateway"]["command"]
+        for command in (SERVICES["gateway"]["command"], image("Dockerfile.gateway").command):
+            assert {f"--url=server:{grpc}", f"--metrics-url=server:{metrics}"} <= set(command)
         prometheus = yaml.safe_load((DOCKER / "prometheus.yml").read_text(encoding="utf-8"))
         (job,) = prometheus["scrape_configs"]
         assert job["static_configs"] == [{"targets": [f"server:{metrics}"]}]

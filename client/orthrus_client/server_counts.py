@@ -1,7 +1,7 @@
-"""`ServerCounts`: what an Orthrus server has done so far, read from the text of its Prometheus endpoint."""
+"""`ServerCounts`: what an Orthrus server has done so far, and its adapters, read from its Prometheus endpoint."""
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Self
 
 try:
@@ -14,11 +14,12 @@ except ImportError as error:
 
 @dataclass(frozen=True, slots=True)
 class ServerCounts:
-    """Counters of a server, summed over its instances; keys are label values."""
+    """Counters of a server, summed over its instances; keys are label values. `adapters`: those that it has now."""
 
     requests: Counter[str]  # finished, by kind
     tokens: Counter[str]  # embed | prefill | decode
     steps: Counter[str]  # embed | generate | mixed
+    adapters: frozenset[str] = frozenset()
 
     @classmethod
     def parse(cls, page: str) -> Self:
@@ -29,13 +30,21 @@ class ServerCounts:
             "orthrus_tokens_total": (counts.tokens, "kind"),
             "orthrus_steps_total": (counts.steps, "composition"),
         }
+        adapters = set()
         for family in text_string_to_metric_families(page):
             for sample in family.samples:
                 if sample.name in chosen and sample.labels.get("outcome", "finished") == "finished":
                     counter, label = chosen[sample.name]
                     counter[sample.labels[label]] += int(sample.value)
-        return counts
+                if sample.name == "orthrus_adapter_loaded" and sample.value:
+                    adapters.add(sample.labels.get("adapter", ""))
+        return replace(counts, adapters=frozenset(filter(None, adapters)))  # without a name: the model alone
 
     def __sub__(self, other: "ServerCounts") -> "ServerCounts":
         """What was counted since `other`."""
-        return ServerCounts(self.requests - other.requests, self.tokens - other.tokens, self.steps - other.steps)
+        return replace(
+            self,
+            requests=self.requests - other.requests,
+            tokens=self.tokens - other.tokens,
+            steps=self.steps - other.steps,
+        )

@@ -6,8 +6,9 @@ from collections import Counter
 
 import pytest
 
+from orthrus_backend.accounting import show_adapters
 from orthrus_backend.engine import Engine, EngineClosedError
-from orthrus_backend.metrics import FAMILIES
+from orthrus_backend.metrics import FAMILIES, Metrics
 from orthrus_backend.request import Kind, Outcome, Request
 from tests.engine.test_engine import send, started
 from tests.engine.tiny import embed, generate, random_ids
@@ -58,7 +59,8 @@ def check(engine: Engine, requests: list[Request]) -> None:
     assert ended(engine) == Counter((r.kind, ENDS[r.outcome]) for r in requests if r.outcome is not None)
     assert received(engine).total() == ended(engine).total()
     for (name, labels), value in engine.metrics.gauges.items():
-        assert value == 0 or ("state", "free") in labels, f"{name} {labels} is {value} with nothing to do"
+        stays = ("state", "free") in labels or name == "orthrus_adapter_loaded"
+        assert value == 0 or stays, f"{name} {labels} is {value} with nothing to do"
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -107,6 +109,13 @@ def test_tokens_steps_and_fill_are_those_of_the_steps() -> None:
     assert steps == {"embed": 1, "generate": 5, "mixed": 0}
     assert fills == [0, 0, 7 / 40, 1 / 40, 1 / 40, 1 / 40]
     assert engine.metrics.gauges["orthrus_batch_fill", ()] == 0
+
+
+def test_adapters_are_shown_while_they_are_there() -> None:
+    metrics = Metrics()
+    for names, shown in (((), {"": 1}), (("a", "b"), {"": 1, "a": 1, "b": 1}), (["b"], {"": 1, "a": 0, "b": 1})):
+        show_adapters(metrics, names)
+        assert {labels[0][1]: value for (_, labels), value in metrics.gauges.items()} == shown
 
 
 def test_every_name_is_a_family_and_every_family_is_published_from_the_start() -> None:

@@ -1,6 +1,7 @@
 """The operator's list decides which adapters there are, also while requests run."""
 
 import logging
+import time
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,20 @@ def test_the_list_is_read_at_start_beside_what_is_given(model: PreTrainedModel, 
     adapters = catalogue(model, folder, b=str(folder / "two"))
     assert sorted(adapters) == ["a", "b"]
     assert adapters["a"].name == "a"
+
+
+def test_names_are_told_at_once_and_after_each_change(model: PreTrainedModel, folder: Path) -> None:
+    adapters = catalogue(model, folder, b=str(folder / "two"))
+    told: list[list[str]] = []
+    try:
+        adapters.watch(lambda names: told.append(sorted(names)))
+        write(folder, "a=one")
+        deadline = time.monotonic() + 20
+        while len(told) < 2 and time.monotonic() < deadline:
+            time.sleep(0.05)
+    finally:
+        adapters.close()
+    assert told == [["b"], ["a", "b"]]
 
 
 def test_a_change_loads_what_is_new_or_moved_and_forgets_what_is_gone(model: PreTrainedModel, folder: Path) -> None:

@@ -13,6 +13,7 @@ from peft import LoraConfig, get_peft_model
 
 from tests.reference import Reference
 from tests.server.test_adapters import wait_until_gone, wait_until_served
+from tests.server.test_shutdown import wait_until
 
 PROMPT = "Once upon a time"
 GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
@@ -50,6 +51,19 @@ def test_a_model_with_an_adapter_answers_with_it(
     vector = client.embeddings.create(model=name, input="Hi").data[0].embedding
     np.testing.assert_allclose(vector, direct.embed("Hi", adapter=adapter)[0], rtol=0, atol=1e-6)
     assert np.abs(vector - direct.embed("Hi")[0]).max() > 1e-3
+
+
+def test_an_adapter_that_came_later_is_listed_until_it_is_gone(
+    client: openai.OpenAI, direct: OrthrusClient, model: str, adapter: str, adapters_file: Path
+) -> None:
+    def listed() -> list[str]:
+        return [each.id for each in client.models.list()]
+
+    wait_until(lambda: listed() == [model, f"{model}:{adapter}"])
+    assert client.models.retrieve(f"{model}:{adapter}").id == f"{model}:{adapter}"
+    adapters_file.write_text("")
+    wait_until_gone(direct, adapter)
+    wait_until(lambda: listed() == [model])
 
 
 def test_the_default_model_has_its_own_name(model: str) -> None:

@@ -17,9 +17,9 @@ from orthrus_client import AsyncOrthrusClient, OrthrusClient
 from orthrus_client.gateway.demo import events
 from orthrus_client.gateway.demo.corpora import KEPT_UPLOADS, Corpora, Corpus, Indexing
 from orthrus_client.gateway.demo.endpoints import UPLOAD_BYTES
-from orthrus_client.gateway.demo.load import Load
 from orthrus_client.gateway.demo.site import FILES
 from orthrus_client.gateway.errors import ApiError
+from orthrus_client.gateway.load import Load
 from orthrus_client.index import Document
 from orthrus_client.retrieval import default_prompt
 from orthrus_client.sample_corpus import sample_corpus

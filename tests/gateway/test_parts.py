@@ -31,6 +31,7 @@ class TestNames:
         served = Served.read({"model": "/m/base", "adapters": "a=/x, b=/y=z"}, None)
         assert served.names() == ["base", "base:a", "base:b"]
         assert served.generator == served.embedder == "base"
+        assert served.names(later=["b", "c"]) == ["base", "base:a", "base:b", "base:c"]
 
     def test_a_model_for_embeddings_does_not_generate_and_has_no_adapters(self) -> None:
         served = Served.read({"model": "/m/base", "adapters": "a=/x", "embedding_model": "o/minilm"}, "mine")

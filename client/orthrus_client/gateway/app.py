@@ -16,12 +16,12 @@ from orthrus_client.gateway.catalog import Catalog
 from orthrus_client.gateway.context import Gateway
 from orthrus_client.gateway.demo import endpoints as demo
 from orthrus_client.gateway.demo.corpora import Corpora
-from orthrus_client.gateway.demo.load import Load
 from orthrus_client.gateway.demo.site import add_site
 from orthrus_client.gateway.demo.state import Demo
 from orthrus_client.gateway.errors import add_error_handlers
 from orthrus_client.gateway.health import Health
 from orthrus_client.gateway.limits import limit_body
+from orthrus_client.gateway.load import Load
 from orthrus_client.gateway.request_ids import RequestIds
 from orthrus_client.sample_corpus import sample_corpus
 
@@ -37,7 +37,7 @@ class Settings:
     model_name: str | None
     api_key: str | None
     max_body_bytes: int
-    metrics: str  # host:port, for the page
+    metrics: str  # host:port
 
 
 def make_app(settings: Settings, closing: asyncio.Event) -> ASGIApp:
@@ -51,9 +51,10 @@ def make_app(settings: Settings, closing: asyncio.Event) -> ASGIApp:
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncGenerator[None]:
         async with settings.connect() as client, AsyncClient(trust_env=False) as http:
-            catalog = Catalog(client, settings.model_name)
+            load = Load(settings.metrics, http)
+            catalog = Catalog(client, settings.model_name, load)
             app.state.gateway = Gateway(client, catalog, Health(client), settings.timeout)
-            app.state.demo = Demo(sample, Corpora(sample), Load(settings.metrics, http), closing)
+            app.state.demo = Demo(sample, Corpora(sample), load, closing)
             yield
 
     app = FastAPI(

@@ -1,6 +1,7 @@
 """The names of what is served: `name` for a model itself, `name:adapter` for it with a LoRA adapter.
 
 They come from the backend's own configuration, which Triton tells and which is asked for anew every few seconds.
+Adapters that the server was given later are no part of that: their names are among its metrics, if these can be read.
 """
 
 import time
@@ -11,6 +12,7 @@ from pathlib import PurePath
 from orthrus_client import AsyncOrthrusClient
 from orthrus_client.errors import OrthrusError, Unavailable
 from orthrus_client.gateway.errors import ApiError
+from orthrus_client.gateway.load import Load
 
 KEEP_SECONDS = 5.0
 UNNAMED = "orthrus"  # where the configuration leaves the choice of the model to the backend
@@ -33,13 +35,10 @@ class Served:
         embedder = parameters.get("embedding_model", "")
         return cls(name, short_name(embedder) if embedder else name, tuple(adapters))
 
-    def names(self) -> list[str]:
-        """All names, each once."""
-        return list(dict.fromkeys([self.generator, *self.with_adapters(), self.embedder]))
-
-    def with_adapters(self) -> list[str]:
-        """Those of the generator with an adapter."""
-        return [f"{self.generator}:{adapter}" for adapter in self.adapters]
+    def names(self, later: Iterable[str] = ()) -> list[str]:
+        """All names, each once; `later` are adapters that came after the start."""
+        with_adapters = [f"{self.generator}:{adapter}" for adapter in (*self.adapters, *later)]
+        return list(dict.fromkeys([self.generator, *with_adapters, self.embedder]))
 
 
 def short_name(model: str) -> str:
@@ -53,15 +52,21 @@ def short_name(model: str) -> str:
 class Catalog:
     """What the server serves now."""
 
-    def __init__(self, client: AsyncOrthrusClient, model_name: str | None) -> None:
+    def __init__(self, client: AsyncOrthrusClient, model_name: str | None, load: Load) -> None:
         self.created = int(time.time())  # Triton does not say when a model was loaded
         self._client = client
         self._model_name = model_name
+        self._load = load
         self._served: Served | None = None
         self._read_at = 0.0
 
+    async def names(self) -> list[str]:
+        """All names, as far as they are known. Raises `Unavailable` as `served` does."""
+        served, counts = await self.served(), (await self._load.read()).counts
+        return served.names(sorted(counts.adapters) if counts else ())
+
     async def served(self) -> Served:
-        """All names. Raises `Unavailable` while the server cannot tell."""
+        """What the server was started with. Raises `Unavailable` while the server cannot tell."""
         if self._served is None or time.monotonic() > self._read_at + KEEP_SECONDS:
             try:
                 parameters = await self._client.parameters()

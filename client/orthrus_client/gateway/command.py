@@ -53,7 +53,7 @@ def gateway(
         str,
         typer.Option(
             metavar="HOST:PORT",
-            help="Address of Triton's metrics, for the chart of the page.",
+            help="Address of Triton's metrics: for the page's chart, and for names of adapters that came later.",
             rich_help_panel=SERVER,
         ),
     ] = "127.0.0.1:8002",

@@ -24,14 +24,14 @@ class ModelList(TypedDict):
 @router.get("/v1/models")
 async def list_models(gateway: GatewayDep) -> ModelList:
     """All models, each adapter as one of its own."""
-    names = (await gateway.catalog.served()).names()
+    names = await gateway.catalog.names()
     return {"object": "list", "data": [_model(name, gateway.catalog.created) for name in names]}
 
 
 @router.get("/v1/models/{name:path}")
 async def retrieve_model(name: str, gateway: GatewayDep) -> Model:
     """One of them."""
-    names = (await gateway.catalog.served()).names()
+    names = await gateway.catalog.names()
     if name not in names:
         raise unknown_model(name, names)
     return _model(name, gateway.catalog.created)

@@ -15,9 +15,9 @@ from orthrus_client.documents import split_text
 from orthrus_client.gateway.context import Gateway, GatewayDep
 from orthrus_client.gateway.demo import events
 from orthrus_client.gateway.demo.corpora import SAMPLE, Corpus
-from orthrus_client.gateway.demo.load import INTERVAL_SECONDS, Load
 from orthrus_client.gateway.demo.state import DemoDep
 from orthrus_client.gateway.errors import ApiError, invalid
+from orthrus_client.gateway.load import INTERVAL_SECONDS, Load
 from orthrus_client.gateway.schemas import STRICT
 from orthrus_client.gateway.streaming import EventStream
 from orthrus_client.retrieval import IterativeRetriever
@@ -46,7 +46,7 @@ class Question(BaseModel):
 async def describe(gateway: GatewayDep, demo: DemoDep) -> dict[str, Any]:
     """What there is to ask, and within which limits."""
     return {
-        "models": (await gateway.catalog.served()).names(),
+        "models": await gateway.catalog.names(),
         "sample": {
             "id": SAMPLE,
             "name": demo.sample.company,

@@ -6,8 +6,8 @@ from typing import Any
 from fastapi.sse import format_sse_event
 
 from orthrus_client import Chunk
-from orthrus_client.gateway.demo.load import Reading
 from orthrus_client.gateway.errors import api_error
+from orthrus_client.gateway.load import Reading
 from orthrus_client.retrieval import Retrieval, Step
 
 KINDS = ("embed", "prefill", "decode")

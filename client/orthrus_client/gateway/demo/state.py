@@ -7,7 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Request
 
 from orthrus_client.gateway.demo.corpora import Corpora
-from orthrus_client.gateway.demo.load import Load
+from orthrus_client.gateway.load import Load
 from orthrus_client.sample_corpus import SampleCorpus
 
 

@@ -1,4 +1,4 @@
-"""`Load`: what the server has computed, by kind, from one second to the next."""
+"""`Load`: what the server has computed, by kind, and which adapters it has, from one second to the next."""
 
 import asyncio
 import time
