@@ -11,7 +11,7 @@ import grpc
 import numpy as np
 import pytest
 import requests
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, given, note, settings
 from hypothesis import strategies as st
 
 from tests.reference import Reference
@@ -63,6 +63,7 @@ def test_made_up_calls_do_no_harm(server: RunningServer, reference: Reference) -
     @given(sent=calls_and_ways())
     def send(sent: tuple[Call, Way]) -> None:
         call, way = sent
+        note(f"{way.__name__}: {call}")
         heard.append(way(server, call))
         assert_an_answer(heard[-1])
 
