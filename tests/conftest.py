@@ -12,10 +12,11 @@ from orthrus_backend.default_model import ensure_default_model
 from tests.collector import Collector
 from tests.reference import Reference
 from tests.serving import RunningServer, orthrus_serve, running
-from tests.small_model import save_small_model
+from tests.small_model import save_shallow_model, save_small_model
 
 torch.set_num_threads(1)  # the server under test has another core; threads that spin for work would fight it
 
+SHARED = ("--dtype=float32", "--max-model-len=1024", "--threads=1", "--token-budget=128")  # short steps: it stops soon
 __all__ = ["RunningServer"]  # what `server` is, for annotations
 
 
@@ -43,12 +44,32 @@ def server(
     It traces, which changes nothing for a request that comes without a trace context.
     """
     log = tmp_path_factory.mktemp("server") / "stderr.log"
-    options = (
-        *("--dtype=float32", "--max-model-len=1024", "--threads=1", "--token-budget=128"),  # short steps: it stops soon
-        *(f"--adapters-file={adapters_file}", "--traces"),
-    )
-    with running(orthrus_serve(*options), log, variables=collector.variables) as running_server:
+    command = orthrus_serve(*SHARED, f"--adapters-file={adapters_file}", "--traces")
+    with running(command, log, variables=collector.variables) as running_server:
         yield running_server
+
+
+@pytest.fixture(scope="session")
+def shallow_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The default model, of which two layers are left."""
+    return save_shallow_model(tmp_path_factory.mktemp("shallow"))
+
+
+@pytest.fixture(scope="session")
+def shallow_server(
+    shallow_model: Path, tmp_path_factory: pytest.TempPathFactory, adapters_file: Path, collector: Collector
+) -> Iterator[RunningServer]:
+    """The same as `server` with the shallow model: what it says matters less than that it says it soon."""
+    log = tmp_path_factory.mktemp("server") / "stderr.log"
+    command = orthrus_serve(*SHARED, f"--model={shallow_model}", f"--adapters-file={adapters_file}", "--traces")
+    with running(command, log, variables=collector.variables) as running_server:
+        yield running_server
+
+
+@pytest.fixture(scope="session")
+def shallow_reference(shallow_model: Path) -> Reference:
+    """The shallow model run by Hugging Face's own code."""
+    return Reference(shallow_model)
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,12 @@
-"""A tiny random Llama in a folder, with a tokenizer: what a server that a test starts for itself can load quickly."""
+"""Models that load and answer quickly, in folders: a tiny random Llama, and two layers of the default model."""
 
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
-from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, PreTrainedTokenizerFast
+
+from orthrus_backend.default_model import ensure_default_model
 
 VOCABULARY = 300
 SPECIAL = {"none": "$A", "bos": "<s> $A", "eos": "$A </s>", "both": "<s> $A </s>"}
@@ -60,3 +62,13 @@ def save_small_model(folder: Path) -> Path:
     AutoModelForCausalLM.from_config(config).eval().save_pretrained(folder)
     tokenizer().save_pretrained(folder)
     return folder
+
+
+def save_shallow_model(folder: Path) -> Path:
+    """Name, tokenizer, widths and weights of the default model; what it says makes no sense."""
+    source = ensure_default_model()
+    target = folder / source.name
+    model = AutoModelForCausalLM.from_pretrained(source, num_hidden_layers=2, dtype=torch.float32)
+    model.save_pretrained(target)
+    AutoTokenizer.from_pretrained(source).save_pretrained(target)
+    return target

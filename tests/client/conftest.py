@@ -14,6 +14,7 @@ import trustme
 from orthrus_client import AsyncOrthrusClient, OrthrusClient
 from orthrus_client.options import Protocol
 
+from tests.reference import Reference
 from tests.serving import RunningServer, running
 
 
@@ -21,6 +22,18 @@ from tests.serving import RunningServer, running
 def anyio_backend() -> str:
     """Async tests run on asyncio, which is what gRPC and the client support."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def server(shallow_server: RunningServer) -> RunningServer:
+    """The one that answers soon; that the whole model's answers are right is shown in tests/server."""
+    return shallow_server
+
+
+@pytest.fixture(scope="session")
+def reference(shallow_reference: Reference) -> Reference:
+    """What `server` must answer."""
+    return shallow_reference
 
 
 @pytest.fixture(scope="session")

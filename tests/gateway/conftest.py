@@ -7,6 +7,7 @@ import pytest
 from orthrus_client import OrthrusClient
 
 from tests.gateway.serving import RunningGateway, running_gateway
+from tests.reference import Reference
 from tests.serving import RunningServer
 
 KEY = "a key, not for you"
@@ -16,6 +17,18 @@ KEY = "a key, not for you"
 def anyio_backend() -> str:
     """Async tests run on asyncio."""
     return "asyncio"
+
+
+@pytest.fixture(scope="session")
+def server(shallow_server: RunningServer) -> RunningServer:
+    """The one that answers soon; that the whole model's answers are right is shown in tests/server."""
+    return shallow_server
+
+
+@pytest.fixture(scope="session")
+def reference(shallow_reference: Reference) -> Reference:
+    """What `server` must answer."""
+    return shallow_reference
 
 
 @pytest.fixture(scope="session")
