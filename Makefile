@@ -30,7 +30,7 @@ $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@$(or $(PYTHON),false) -c "$(USABLE)" || { echo "$(or $(PYTHON),what is on PATH) will not do:" \
 		"Python 3.11 or 3.12 with venv is needed; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --constraint requirements.lock --editable ".[dev]" --editable "./client[demo,gateway]"
+	$(BIN)/python -m pip install --constraint requirements.lock --editable ".[dev,loadtest]" --editable "./client[demo,gateway]"
 	@touch $@
 
 demo: $(INSTALLED)

