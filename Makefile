@@ -5,6 +5,7 @@
 # make browser-check  the tests of the gateway's page in a Chromium, which leave pictures of it in screenshots/
 # make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
 # make soak    10,000 requests, many cancelled, late or wrong, and a ledger of their answers (ARGS="--requests 500" for fewer)
+# make loadtest  put a target under load and measure it (ARGS="run mix-50-50 --target orthrus")
 # make docker-check  carry out the steps of docker/Dockerfile.cpu in a Debian root, up to a served request (as root; minutes)
 # make clean   remove the virtual environment, caches and what builds leave
 #
@@ -18,7 +19,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 ARGS ?=
 
-.PHONY: help demo serve test lint browser-check equivalence soak docker-check install clean
+.PHONY: help demo serve test lint browser-check equivalence soak loadtest docker-check install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -56,6 +57,9 @@ equivalence: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m tools.soak $(ARGS)
+
+loadtest: $(INSTALLED)
+	$(BIN)/python -m loadtest $(ARGS)
 
 docker-check: $(INSTALLED)
 	$(BIN)/python -m tools.docker_check $(ARGS)

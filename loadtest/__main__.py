@@ -6,7 +6,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
@@ -20,7 +21,7 @@ from loadtest import vllm_environment
 from loadtest.comparison import compare as compare_runs
 from loadtest.driver import BrokenTargetError
 from loadtest.machine import machine
-from loadtest.measure import Run, measure
+from loadtest.measure import Run, fit, measure
 from loadtest.plots import plot
 from loadtest.report import faults, table
 from loadtest.scenario import Scenario, names, read_scenario
@@ -85,6 +86,8 @@ class _Plan:
 
     def run(self) -> None:
         """Measure, report, and leave everything in the output folder."""
+        for target in self.targets:
+            fit(target, self.settings, self.scenarios)  # so that what cannot be shows now, not after an hour
         vocabulary = Vocabulary.of_model(self.settings.model)
         runs = asyncio.run(self._measured(vocabulary))
         results = []
@@ -147,7 +150,7 @@ def run(
     output: _Output = None,
 ) -> None:
     """Measure one target once."""
-    with _Faults():
+    with _faults():
         read = [_adapted(name, duration, scale) for name in scenarios]
         settings = _settings(read, model, dtype, max_running, kv_memory, output)
         _Plan(read, [read_target(target)], settings, 1, seed, None, settings.logs).run()
@@ -175,7 +178,7 @@ def compare(
 
     Each round starts every target anew and runs all scenarios on it; only one target runs at a time.
     """
-    with _Faults():
+    with _faults():
         if len(set(targets)) != len(targets) or len(targets) < 2:
             raise ValueError(f"--targets {' '.join(targets)}: two or more different ones are needed")
         if baseline is not None and baseline not in targets:
@@ -202,17 +205,18 @@ def list_all() -> None:
     typer.echo(f"\ntargets: {', '.join(TARGETS)}")
 
 
-class _Faults:
-    """Says what went wrong in one line; a traceback is left to faults of this program itself."""
-
-    def __enter__(self) -> None:
-        signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it, too, ends what was started
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if isinstance(error, ValueError):
-            _fail(str(error), status=2)
-        if isinstance(error, TargetError | BrokenTargetError | ModelFetchError):
-            _fail(str(error))
+@contextmanager
+def _faults() -> Iterator[None]:
+    """Say what goes wrong in one line; a traceback is left to faults of this program itself."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it, too, ends what was started
+    try:
+        yield
+    except ValueError as error:
+        _fail(str(error), status=2)
+    except (TargetError, BrokenTargetError, ModelFetchError) as error:
+        _fail(str(error))
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _adapted(name: str, duration: float | None, scale: float) -> Scenario:

@@ -8,7 +8,7 @@ from loadtest.driver import drive, warm_up
 from loadtest.records import Kind, PhaseRun
 from loadtest.scenario import Mix, Scenario
 from loadtest.targets.catalogue import TargetName
-from loadtest.targets.target import BOTH, Settings, TargetError
+from loadtest.targets.target import BOTH, Settings, Target, TargetError
 from loadtest.usage import Usage, UsageWatch
 from loadtest.workload import Vocabulary
 
@@ -33,13 +33,10 @@ async def measure(
     """Start a target, run the scenarios, stop it.
 
     Raises:
-        TargetError: it is not installed, does not start, or cannot do what a scenario asks for.
+        TargetError: it does not start, or what `fit` raises.
         BrokenTargetError: it answers nothing.
     """
-    target = name.make(settings)
-    for scenario in scenarios:
-        if missing := kinds_of(scenario) - target.kinds:
-            raise TargetError(f"{name.label} does not {' or '.join(missing)}, which scenario {scenario.name} asks for")
+    target = fit(name, settings, scenarios)
     runs = []
     try:
         say(f"{name.label}: starting")
@@ -60,6 +57,20 @@ async def measure(
     finally:
         await target.stop()
     return runs
+
+
+def fit(name: TargetName, settings: Settings, scenarios: Sequence[Scenario]) -> Target:
+    """The target, not started.
+
+    Raises:
+        ValueError: its options cannot be.
+        TargetError: it is not installed, or cannot do what a scenario asks for.
+    """
+    target = name.make(settings)
+    for scenario in scenarios:
+        if missing := kinds_of(scenario) - target.kinds:
+            raise TargetError(f"{name.label} does not {' or '.join(missing)}, which scenario {scenario.name} asks for")
+    return target
 
 
 def kinds_of(scenario: Scenario) -> frozenset[Kind]:

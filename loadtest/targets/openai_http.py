@@ -40,13 +40,7 @@ class OpenAIClient:
 
     async def generate(self, prompt: str, output_tokens: int) -> AsyncGenerator[Piece]:
         """Continue a prompt greedily by exactly so many tokens."""
-        body = {
-            "model": MODEL,
-            "prompt": prompt,
-            "max_tokens": output_tokens,
-            "stream_options": dict(_USAGE),
-            **_GREEDY,
-        }
+        body = {"model": MODEL, "prompt": prompt, "max_tokens": output_tokens, **_STREAM}
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
             if response.status != 200:
                 await _checked(response)

@@ -37,12 +37,12 @@ class Orthrus:
         self._log = settings.logs / "orthrus.log"
         self._server: ServerProcess | None = None
         self._client: AsyncOrthrusClient | None = None
+        self._program = Path(sys.executable).with_name("orthrus")
+        if not self._program.exists():
+            raise TargetError(f"{self._program} is missing: install this project into the environment (make install)")
 
     async def start(self) -> None:
-        program = Path(sys.executable).with_name("orthrus")
-        if not program.exists():
-            raise TargetError(f"{program} is missing: install this project into the environment (make install)")
-        self._server = ServerProcess([str(program), "serve", *FREE_PORTS, *self._arguments], self._log)
+        self._server = ServerProcess([str(self._program), "serve", *FREE_PORTS, *self._arguments], self._log)
         endpoints = json.loads(await self._server.first_line(START_SECONDS))
         self._client = AsyncOrthrusClient(endpoints["grpc"], retries=0)
 

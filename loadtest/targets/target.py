@@ -36,12 +36,15 @@ class TargetError(RuntimeError):
 
 
 class Target(Protocol):
-    """A way of serving both kinds, or one of them. Used on one event loop."""
+    """A way of serving both kinds, or one of them. Used on one event loop.
+
+    Making one costs nothing, and raises `TargetError` where what it needs is not installed.
+    """
 
     kinds: frozenset[Kind]
 
     async def start(self) -> None:
-        """Get ready to answer. Raises `TargetError`, which says what to do about it."""
+        """Get ready to answer. Raises `TargetError`."""
 
     async def embed(self, text: str) -> int:
         """Embed a text; the number of its tokens, as the target counts them."""

@@ -31,15 +31,15 @@ class TransformersPair:
         self._servers: list[ServerProcess] = []
         self._clients: dict[Kind, OpenAIClient] = {}
 
-    async def start(self) -> None:
         if find_spec("sentence_transformers") is None:
             raise TargetError('Sentence Transformers is missing: pip install "orthrus-backend[loadtest]"')
+
+    async def start(self) -> None:
         for kind in (Kind.EMBED, Kind.GENERATE):
-            log = self._settings.logs / f"transformers-{kind}.log"
-            server = ServerProcess(self._command(kind), log)
-            self._servers.append(server)
-            address = (await server.first_line(START_SECONDS)).strip()
-            self._clients[kind] = OpenAIClient(address)
+            self._servers.append(ServerProcess(self._command(kind), self._settings.logs / f"transformers-{kind}.log"))
+        lines = await asyncio.gather(*(server.first_line(START_SECONDS) for server in self._servers))
+        for kind, address in zip((Kind.EMBED, Kind.GENERATE), lines, strict=True):
+            self._clients[kind] = OpenAIClient(address.strip())
 
     async def embed(self, text: str) -> int:
         return await self._clients[Kind.EMBED].embed(text)

@@ -61,15 +61,15 @@ class Vllm:
         self._parts = parts
         self._servers: list[ServerProcess] = []
         self._clients: dict[Kind, OpenAIClient] = {}
-
-    async def start(self) -> None:
         try:
-            program = str(vllm_environment.program())
+            self._program = str(vllm_environment.program())
         except RuntimeError as error:
             raise TargetError(str(error)) from error
+
+    async def start(self) -> None:
         for part in self._parts:
             port = free_port()
-            command = [program, "serve", str(self._settings.model), f"--port={port}", *self._arguments(part.kind)]
+            command = [self._program, "serve", str(self._settings.model), f"--port={port}", *self._arguments(part.kind)]
             log = self._settings.logs / f"vllm-{part.kind}.log"
             server = ServerProcess(command, log, self._variables(part))
             self._servers.append(server)
