@@ -6,6 +6,7 @@
 # make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
 # make soak    10,000 requests, many cancelled, late or wrong, and a ledger of their answers (ARGS="--requests 500" for fewer)
 # make loadtest  put a target under load and measure it (ARGS="run mix-50-50 --target orthrus")
+# make perf-analyzer  NVIDIA's perf_analyzer on a server of its own: unary and streaming, times of each token
 # make docker-check  carry out the steps of docker/Dockerfile.cpu in a Debian root, up to a served request (as root; minutes)
 # make clean   remove the virtual environment, caches and what builds leave
 #
@@ -19,7 +20,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 ARGS ?=
 
-.PHONY: help demo serve test lint browser-check equivalence soak loadtest docker-check install clean
+.PHONY: help demo serve test lint browser-check equivalence soak loadtest perf-analyzer docker-check install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -60,6 +61,9 @@ soak: $(INSTALLED)
 
 loadtest: $(INSTALLED)
 	$(BIN)/python -m loadtest $(ARGS)
+
+perf-analyzer: $(INSTALLED)
+	$(BIN)/python -m loadtest.perf_analyzer $(ARGS)
 
 docker-check: $(INSTALLED)
 	$(BIN)/python -m tools.docker_check $(ARGS)
