@@ -1,39 +1,28 @@
 """The command line `python -m loadtest`. Progress goes to stderr; the last line on stdout is one JSON document."""
 
-import asyncio
-import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
-from rich.console import Console
 from typer.core import TyperCommand
 
 from loadtest import vllm_environment
-from loadtest.comparison import compare as compare_runs
 from loadtest.driver import BrokenTargetError
-from loadtest.machine import machine
-from loadtest.measure import Run, fit, measure
-from loadtest.plots import plot
-from loadtest.report import faults, table
+from loadtest.plan import Plan
 from loadtest.scenario import Scenario, names, read_scenario
-from loadtest.targets.catalogue import TARGETS, TargetName, read_target
+from loadtest.targets.catalogue import TARGETS, read_target
 from loadtest.targets.target import Settings, TargetError
-from loadtest.workload import Vocabulary
 from orthrus_backend.default_model import ModelFetchError, ensure_default_model
 from orthrus_backend.validation import one_line
 
 LEAST_ROUNDS = 3
 BLOCK = 16  # tokens; limits are rounded up to it
-TABLE_WIDTH = 160
 
 Dtype = Literal["bfloat16", "float32", "float16"]
 _Scenarios = Annotated[list[str], typer.Argument(metavar="SCENARIO...", help="Names (see `list`) or TOML files.")]
@@ -72,68 +61,6 @@ class _Lists(TyperCommand):
         return super().parse_args(ctx, spread)
 
 
-@dataclass(frozen=True, slots=True)
-class _Plan:
-    """What is to be measured."""
-
-    scenarios: Sequence[Scenario]
-    targets: Sequence[TargetName]
-    settings: Settings
-    rounds: int
-    seed: int
-    baseline: str | None
-    output: Path
-
-    def run(self) -> None:
-        """Measure, report, and leave everything in the output folder."""
-        for target in self.targets:
-            fit(target, self.settings, self.scenarios)  # so that what cannot be shows now, not after an hour
-        vocabulary = Vocabulary.of_model(self.settings.model)
-        runs = asyncio.run(self._measured(vocabulary))
-        results = []
-        for scenario in self.scenarios:
-            of_scenario = {label: [run for run in own if run.scenario is scenario] for label, own in runs.items()}
-            results.append(compare_runs(of_scenario, self.baseline))
-            plot(of_scenario, results[-1], self.output)
-            Console(width=TABLE_WIDTH).print(table(results[-1]))
-            for fault in faults(results[-1]):
-                typer.secho(f"warning: {fault}", fg=typer.colors.YELLOW, err=True)
-        document = json.dumps(self._document(results))
-        (self.output / "results.json").write_text(f"{document}\n", encoding="utf-8")
-        _say(f"results are in {self.output}")
-        print(document)
-
-    async def _measured(self, vocabulary: Vocabulary) -> dict[str, list[Run]]:
-        """Runs by target: in each round, every target once."""
-        runs: dict[str, list[Run]] = {target.label: [] for target in self.targets}
-        for number in range(self.rounds):
-            for target in self.targets:
-
-                def say(what: str, at: int = number) -> None:
-                    _say(f"round {at + 1} of {self.rounds}: {what}")
-
-                # Every round has texts of its own, so that no cache knows them; they are the same for all targets.
-                own = await measure(target, self.settings, self.scenarios, vocabulary, self.seed + number, say)
-                runs[target.label] += own
-        return runs
-
-    def _document(self, results: list[dict[str, Any]]) -> dict[str, Any]:
-        settings = self.settings
-        return {
-            "machine": machine(),
-            "settings": {
-                "model": settings.model.name,
-                "dtype": settings.dtype,
-                "max_model_len": settings.max_model_len,
-                "max_running": settings.max_running,
-                "kv_memory": settings.kv_memory,
-                "seed": self.seed,
-                "rounds": self.rounds,
-            },
-            "scenarios": results,
-        }
-
-
 @app.command()
 def run(
     scenarios: _Scenarios,
@@ -153,7 +80,7 @@ def run(
     with _faults():
         read = [_adapted(name, duration, scale) for name in scenarios]
         settings = _settings(read, model, dtype, max_running, kv_memory, output)
-        _Plan(read, [read_target(target)], settings, 1, seed, None, settings.logs).run()
+        Plan(read, [read_target(target)], settings, 1, seed, None, settings.logs).run()
 
 
 @app.command(cls=_Lists)
@@ -185,7 +112,7 @@ def compare(
             raise ValueError(f"--baseline {baseline!r} is not among the targets {', '.join(targets)}")
         read = [_adapted(name, duration, scale) for name in scenarios]
         settings = _settings(read, model, dtype, max_running, kv_memory, output)
-        _Plan(read, [read_target(name) for name in targets], settings, rounds, seed, baseline, settings.logs).run()
+        Plan(read, [read_target(name) for name in targets], settings, rounds, seed, baseline, settings.logs).run()
 
 
 @app.command()
@@ -248,10 +175,6 @@ def _settings(
         kv_memory=int(memory),
         logs=folder,
     )
-
-
-def _say(what: str) -> None:
-    print(what, file=sys.stderr, flush=True)
 
 
 def _fail(message: str, status: int = 1) -> NoReturn:

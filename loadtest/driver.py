@@ -157,7 +157,7 @@ class _Asker:
                 async for piece in pieces:
                     record.tokens_in = max(record.tokens_in, piece.tokens_in)
                     if piece.tokens:
-                        record.pieces.append((time.perf_counter(), piece.tokens))
+                        record.add(time.perf_counter(), piece.tokens)
                     texts.append(piece.text)
             _check("a prompt", tokens, record.tokens_in)
             _check("an answer", output_tokens, record.tokens_out)

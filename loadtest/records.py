@@ -1,5 +1,6 @@
 """What the driver notes of each request, and of each phase. Values only; all times are seconds of one clock."""
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -26,13 +27,15 @@ class Record:
     """One request.
 
     `due` is when it should have been sent: latencies count from there, so that a driver that is late hides nothing.
-    `pieces` are the parts of a stream that brought tokens: when each came, and how many it brought.
+    `times` and `tokens` are of the parts of a stream that brought tokens: when each came, and how many it brought. They
+    are arrays, since a long run has millions of them.
     """
 
     kind: Kind
     due: float
     sent: float
-    pieces: list[tuple[float, int]] = field(default_factory=list)
+    times: "array[float]" = field(default_factory=lambda: array("d"))
+    tokens: "array[int]" = field(default_factory=lambda: array("L"))
     end: float | None = None
     tokens_in: int = 0
     outcome: Outcome = Outcome.UNFINISHED
@@ -41,7 +44,12 @@ class Record:
     @property
     def tokens_out(self) -> int:
         """Tokens that were generated."""
-        return sum(tokens for _, tokens in self.pieces)
+        return sum(self.tokens)
+
+    def add(self, time: float, tokens: int) -> None:
+        """Note a part of a stream."""
+        self.times.append(time)
+        self.tokens.append(tokens)
 
 
 @dataclass(frozen=True, slots=True)

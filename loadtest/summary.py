@@ -103,13 +103,13 @@ def e2e(record: Record) -> float:
 
 def ttft(record: Record) -> float | None:
     """Seconds to the first token; None if there was none."""
-    return record.pieces[0][0] - record.due if record.pieces else None
+    return record.times[0] - record.due if record.times else None
 
 
 def tpot(record: Record) -> float | None:
     """Mean seconds for each token after the first; None if there was none."""
-    further = record.tokens_out - record.pieces[0][1] if record.pieces else 0
-    return (record.pieces[-1][0] - record.pieces[0][0]) / further if further else None
+    further = sum(record.tokens[1:])
+    return (record.times[-1] - record.times[0]) / further if further else None
 
 
 def _of_kind(kind: Kind, phases: Sequence[PhaseRun], seconds: float, slo: Slo) -> KindSummary | None:
@@ -125,10 +125,10 @@ def _of_kind(kind: Kind, phases: Sequence[PhaseRun], seconds: float, slo: Slo) -
         for phase in phases
         for record in phase.records
         if record.kind is kind
-        for time, tokens in record.pieces
+        for time, tokens in zip(record.times, record.tokens, strict=True)
         if phase.window.holds(time)
     )
-    gaps = [later - earlier for record in done for (earlier, _), (later, _) in pairwise(record.pieces)]
+    gaps = [later - earlier for record in done for earlier, later in pairwise(record.times)]
     return KindSummary(
         answered=len(done),
         failed=failed,

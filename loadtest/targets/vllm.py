@@ -71,7 +71,7 @@ class Vllm:
             port = free_port()
             command = [self._program, "serve", str(self._settings.model), f"--port={port}", *self._arguments(part.kind)]
             log = self._settings.logs / f"vllm-{part.kind}.log"
-            server = ServerProcess(command, log, self._variables(part))
+            server = ServerProcess(command, log, self._variables(part), announces=False)
             self._servers.append(server)
             await server.answers(f"http://127.0.0.1:{port}/health", START_SECONDS)
             self._clients[part.kind] = OpenAIClient(f"http://127.0.0.1:{port}")

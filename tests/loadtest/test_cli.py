@@ -33,7 +33,7 @@ def document(stdout: str, output: Path) -> Any:
 
 
 def test_run(model: Path, tmp_path: Path) -> None:
-    arguments = ["run", "mix-50-50", "phases", "--target", "orthrus-engine", *small(model, tmp_path, 1)]
+    arguments = ["run", "mix-50-50", "phases", "--target", "orthrus-engine", *small(model, tmp_path, 0.5)]
     command = [sys.executable, "-m", "loadtest", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr
@@ -91,7 +91,7 @@ def test_a_target_that_is_missing_or_cannot_do_it_is_refused_not_skipped(
 ) -> None:
     monkeypatch.setenv("ORTHRUS_CACHE", str(tmp_path / "cache"))
     targets = ("orthrus-engine", "vllm-embed-only")
-    arguments = ["compare", "generate-only", "--targets", *targets, *small(model, tmp_path, 1)]
+    arguments = ["compare", "generate-only", "--targets", *targets, *small(model, tmp_path, 0.5)]
     done = loadtest(*arguments)
     assert (done.exit_code, done.stdout) == (1, "")
     assert "python -m loadtest install vllm" in done.stderr

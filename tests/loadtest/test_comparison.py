@@ -17,8 +17,8 @@ SCENARIO = read_scenario("mix-50-50")
 
 def run(label: str, embeddings: int, lasting: float = 0.5, failed: int = 0) -> Run:
     """A round of ten seconds with so many embeddings."""
-    records = [Record(Kind.EMBED, 1.0, 1.0, [], 1.0 + lasting, 128, Outcome.OK) for _ in range(embeddings)]
-    records += [Record(Kind.EMBED, 1.0, 1.0, [], 2.0, 0, Outcome.FAILED, "Error: no") for _ in range(failed)]
+    records = [Record(Kind.EMBED, 1.0, 1.0, end=1.0 + lasting, outcome=Outcome.OK) for _ in range(embeddings)]
+    records += [Record(Kind.EMBED, 1.0, 1.0, outcome=Outcome.FAILED, error="Error: no") for _ in range(failed)]
     usage = Usage(seconds=10.0, cpu_seconds=15.0, driver_cpu_seconds=1.0, peak_pss=100 << 20)
     return Run(SCENARIO, label, 3.0, [PhaseRun("", Window(0.0, 10.0), records)], usage, {"made": "by hand"})
 

@@ -63,7 +63,7 @@ def test_closed_loop(settings: Settings, vocabulary: Vocabulary) -> None:
     assert (len(of(run, Kind.EMBED)), len(of(run, Kind.GENERATE))) == (20, 20)
     assert most_at_once(list(run.records)) == 3
     for record in of(run, Kind.GENERATE):
-        times = [time for time, _ in record.pieces]
+        times = list(record.times)
         assert record.tokens_out == 8
         assert 10 <= record.tokens_in <= 20
         assert record.end is not None

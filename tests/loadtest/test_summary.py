@@ -11,12 +11,15 @@ SLO = Slo(ttft=1.0, tpot=0.1, embed=0.5, query=5.0)
 
 
 def embedding(due: float, end: float | None, outcome: Outcome = Outcome.OK) -> Record:
-    return Record(Kind.EMBED, due, due, [], end, 128, outcome)
+    return Record(Kind.EMBED, due, due, end=end, tokens_in=128, outcome=outcome)
 
 
 def generation(due: float, times: list[float], outcome: Outcome = Outcome.OK, tokens: int = 1) -> Record:
     end = times[-1] if outcome is Outcome.OK else None
-    return Record(Kind.GENERATE, due, due + 0.1, [(time, tokens) for time in times], end, 128, outcome)
+    record = Record(Kind.GENERATE, due, due + 0.1, end=end, tokens_in=128, outcome=outcome)
+    for time in times:
+        record.add(time, tokens)
+    return record
 
 
 def phase(*records: Record, start: float = 10.0, end: float = 20.0) -> PhaseRun:
@@ -105,7 +108,7 @@ def test_goodput_needs_both_objectives_of_a_generation(times: list[float], good:
 
 
 def test_questions_are_measured_beside_their_requests() -> None:
-    question = Record(Kind.QUERY, 11.0, 11.0, [], 15.0, 0, Outcome.OK)
+    question = Record(Kind.QUERY, 11.0, 11.0, end=15.0, outcome=Outcome.OK)
     summary = summarise("", [phase(question, embedding(11.0, 11.2), generation(11.2, [12.0, 15.0]))], SLO)
     part = of(summary, "query")
     assert (part.requests, part.goodput) == (pytest.approx(0.1), pytest.approx(0.1))
