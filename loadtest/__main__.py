@@ -120,7 +120,7 @@ def install(what: Annotated[Literal["vllm"], typer.Argument()]) -> None:
     """Make the environment that the vllm targets need; pip's own settings apply."""
     try:
         typer.echo(vllm_environment.install())
-    except subprocess.CalledProcessError as error:
+    except (RuntimeError, subprocess.CalledProcessError) as error:
         _fail(f"{what} could not be installed: {error}")
 
 

@@ -19,7 +19,7 @@ from orthrus_backend.config import cache_dir
 VERSION = "0.32.0"
 TORCH = "torch==2.13.0"
 NOT_NEEDED = ("torch", "torchaudio", "torchvision", "torchcodec")  # the first is installed by itself
-PRELOADED = ("tcmalloc_minimal", "iomp5")  # the allocator and the threads that vLLM's documentation recommends
+ALLOCATOR = "tcmalloc_minimal"
 
 
 def folder() -> Path:
@@ -36,7 +36,13 @@ def program() -> Path:
 
 
 def install() -> Path:
-    """Make the environment, with pip's own settings; the folder. Raises `subprocess.CalledProcessError`."""
+    """Make the environment, with pip's own settings; the folder.
+
+    Raises:
+        RuntimeError: the system has no tcmalloc.
+        subprocess.CalledProcessError: pip failed.
+    """
+    _allocator()
     place = folder()
     shutil.rmtree(place, ignore_errors=True)
     subprocess.run([sys.executable, "-m", "venv", str(place)], check=True)
@@ -50,22 +56,39 @@ def install() -> Path:
 
 
 def variables() -> dict[str, str]:
-    """What its documentation recommends to set: the libraries that are there, and no reports to anybody."""
-    found = [str(file) for file in sorted(folder().glob("lib/python3*/site-packages/**/libiomp5.so"))[:1]]
-    found += [library for name in PRELOADED if (library := find_library(name)) and not (name == "iomp5" and found)]
-    quiet = {"VLLM_NO_USAGE_STATS": "1", "DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
-    return {**quiet, "VLLM_CPU_NUM_OF_RESERVED_CPU": "0"} | ({"LD_PRELOAD": ":".join(found)} if found else {})
+    """What its documentation recommends to set: all cores, an allocator, Intel's threads; and no reports to anybody.
+
+    Raises:
+        RuntimeError: the system has no tcmalloc.
+    """
+    return {
+        "VLLM_NO_USAGE_STATS": "1",
+        "DO_NOT_TRACK": "1",
+        "HF_HUB_OFFLINE": "1",
+        "VLLM_CPU_NUM_OF_RESERVED_CPU": "0",
+        "LD_PRELOAD": f"{_allocator()}:{folder() / 'lib' / 'libiomp5.so'}",  # the latter it requires itself
+    }
 
 
 def versions() -> Mapping[str, str]:
-    """Of vLLM, its PyTorch and its transformers, and what is preloaded."""
+    """Of vLLM, its PyTorch and its transformers."""
     code = "import json; from importlib.metadata import version as v; print(json.dumps({n: v(n) for n in N}))"
     names = ("vllm-cpu", "torch", "transformers")
     python = folder() / "bin" / "python"
     listed = subprocess.run(
         [str(python), "-c", f"N = {names!r}; {code}"], check=True, capture_output=True, text=True
     ).stdout
-    return json.loads(listed) | {"preloaded": variables().get("LD_PRELOAD", "")}
+    return json.loads(listed)
+
+
+def _allocator() -> str:
+    library = find_library(ALLOCATOR)
+    if library is None:
+        raise RuntimeError(
+            "vLLM's documentation asks for tcmalloc, which is not here: install the package libtcmalloc-minimal4 "
+            "(Debian, Ubuntu) or gperftools-libs (Fedora)"
+        )
+    return library
 
 
 def _pip(*arguments: str) -> None:

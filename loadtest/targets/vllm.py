@@ -67,11 +67,15 @@ class Vllm:
             raise TargetError(str(error)) from error
 
     async def start(self) -> None:
+        try:
+            common = vllm_environment.variables()
+        except RuntimeError as error:
+            raise TargetError(str(error)) from error
         for part in self._parts:
             port = free_port()
             command = [self._program, "serve", str(self._settings.model), f"--port={port}", *self._arguments(part.kind)]
             log = self._settings.logs / f"vllm-{part.kind}.log"
-            server = ServerProcess(command, log, self._variables(part), announces=False)
+            server = ServerProcess(command, log, common | self._variables(part), announces=False)
             self._servers.append(server)
             await server.answers(f"http://127.0.0.1:{port}/health", START_SECONDS)
             self._clients[part.kind] = OpenAIClient(f"http://127.0.0.1:{port}")
@@ -114,7 +118,7 @@ class Vllm:
 
     def _variables(self, part: Part) -> dict[str, str]:
         memory = max(1, self._settings.kv_memory // GIB) if part.kind is Kind.GENERATE else 1  # GiB; texts keep nothing
-        return vllm_environment.variables() | {
+        return {
             "VLLM_CPU_OMP_THREADS_BIND": ",".join(map(str, part.cores)),
             "VLLM_CPU_KVCACHE_SPACE": str(memory),
         }

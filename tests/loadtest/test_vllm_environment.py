@@ -45,8 +45,15 @@ def test_it_finds_itself_under_the_name_it_looks_for(packages: Path) -> None:
     assert "not a header any more" in next(packages.glob("vllm-*/METADATA")).read_text()
 
 
-def test_recommended_libraries_are_preloaded_where_they_are(packages: Path) -> None:
-    library = packages / "lib" / "libiomp5.so"
-    library.parent.mkdir()
-    library.touch()
-    assert str(library) in vllm_environment.variables()["LD_PRELOAD"].split(":")
+def test_without_the_allocator_that_vllm_recommends_it_is_not_measured(
+    packages: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(vllm_environment, "ALLOCATOR", "c")  # one that every system has
+    library, threads = vllm_environment.variables()["LD_PRELOAD"].split(":")
+    assert library.startswith("libc.so")
+    assert Path(threads).parent == vllm_environment.folder() / "lib"
+    monkeypatch.setattr(vllm_environment, "ALLOCATOR", "that-no-system-has")
+    for refused in (vllm_environment.variables, vllm_environment.install):
+        with pytest.raises(RuntimeError, match="install the package libtcmalloc-minimal4"):
+            refused()
+    assert packages.is_dir()  # what was installed is left alone
