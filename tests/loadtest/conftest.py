@@ -14,7 +14,7 @@ from tests.engine.tiny import VOCABULARY, configs
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model whose tokens are words, one BOS before every text."""
+    """A folder with a model whose tokens are words, unlike those of `small_model`, and one BOS before every text."""
     folder = tmp_path_factory.mktemp("tiny")
     special = {0: "<unk>", 1: "<s>", 2: "</s>"}
     words = Tokenizer(models.WordLevel({special.get(n, f"w{n}"): n for n in range(VOCABULARY)}, unk_token="<unk>"))

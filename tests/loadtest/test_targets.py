@@ -1,4 +1,4 @@
-"""Targets by name: what is refused, what is missing, and that servers answer as the engine alone does."""
+"""Targets by name: what is refused, what is missing, and that the pair of transformers answers as the engine does."""
 
 import asyncio
 from contextlib import aclosing
@@ -65,15 +65,14 @@ async def answers(target: Target) -> tuple[int, str, int, int, list[psutil.Proce
         await target.stop()
 
 
-@pytest.mark.parametrize("name", ["orthrus", "transformers-pair"])
-def test_servers_answer_as_the_engine_does_and_leave_nothing(name: str, settings: Settings) -> None:
+def test_the_transformers_pair_answers_as_the_engine_does_and_leaves_nothing(settings: Settings) -> None:
     own = asyncio.run(answers(read_target("orthrus-engine").make(settings)))
-    served = asyncio.run(answers(read_target(name).make(settings)))
-    assert own[:4] == served[:4]
+    pair = asyncio.run(answers(read_target("transformers-pair").make(settings)))
+    assert own[:4] == pair[:4]
     assert own[0] == 4
     assert own[2:4] == (12, 4)
-    assert len(served[4]) >= 2
-    assert not any(process.is_running() for process in served[4])
+    assert len(pair[4]) >= 2
+    assert not any(process.is_running() for process in pair[4])
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(settings: Settings) -> None:
