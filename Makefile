@@ -5,6 +5,8 @@
 # make browser-check  the tests of the gateway's page in a Chromium, which leave pictures of it in screenshots/
 # make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
 # make soak    10,000 requests, many cancelled, late or wrong, and a ledger of their answers (ARGS="--requests 500" for fewer)
+# make loadtest  put a target under load and measure it (ARGS="run mix-50-50 --target orthrus")
+# make perf-analyzer  NVIDIA's perf_analyzer on a server of its own: unary and streaming, times of each token
 # make docker-check  carry out the steps of docker/Dockerfile.cpu in a Debian root, up to a served request (as root; minutes)
 # make clean   remove the virtual environment, caches and what builds leave
 #
@@ -18,7 +20,7 @@ BIN := .venv/bin
 INSTALLED := .venv/installed
 ARGS ?=
 
-.PHONY: help demo serve test lint browser-check equivalence soak docker-check install clean
+.PHONY: help demo serve test lint browser-check equivalence soak loadtest perf-analyzer docker-check install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -30,7 +32,7 @@ $(INSTALLED): pyproject.toml client/pyproject.toml requirements.lock
 	@$(or $(PYTHON),false) -c "$(USABLE)" || { echo "$(or $(PYTHON),what is on PATH) will not do:" \
 		"Python 3.11 or 3.12 with venv is needed; name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --constraint requirements.lock --editable ".[dev]" --editable "./client[demo,gateway]"
+	$(BIN)/python -m pip install --constraint requirements.lock --editable ".[dev,loadtest]" --editable "./client[demo,gateway]"
 	@touch $@
 
 demo: $(INSTALLED)
@@ -56,6 +58,12 @@ equivalence: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m tools.soak $(ARGS)
+
+loadtest: $(INSTALLED)
+	$(BIN)/python -m loadtest $(ARGS)
+
+perf-analyzer: $(INSTALLED)
+	$(BIN)/python -m loadtest.perf_analyzer $(ARGS)
 
 docker-check: $(INSTALLED)
 	$(BIN)/python -m tools.docker_check $(ARGS)

@@ -1,0 +1,1 @@
+"""What can be measured: one file for each way of serving, all asked through `target.Target`."""
