@@ -12,10 +12,11 @@ import pytest
 from orthrus_client import AsyncOrthrusClient, DeadlineExceeded, OrthrusClient, Sampling
 
 from tests.server.test_continuations import balanced
-from tests.server.test_ends import LONG_TEXTS, once_running
+from tests.server.test_ends import once_running
 from tests.server.test_mixed import metric
 from tests.serving import RunningServer
 
+LONG_TEXTS = ["word " * 1000] * 24  # some seconds of work
 ENDLESS: Sampling = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
 
 

@@ -6,19 +6,24 @@ import numpy as np
 import openai
 import pytest
 import schemathesis
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, example, given, settings
 from orthrus_client import OrthrusClient
 from schemathesis import GenerationMode
 
 from tests.gateway.serving import RunningGateway
 
-EXAMPLES = 30  # for each endpoint; which they are depends on the modules that are loaded, and some are to be answered
+EXAMPLES = 30  # for each endpoint
+PLAIN: dict[str, Any] = {  # which others are made up depends on the modules that are loaded; some are to be answered
+    "/v1/completions": {"prompt": "Hi"},
+    "/v1/chat/completions": {"messages": [{"role": "user", "content": "Hi"}]},
+    "/v1/embeddings": {"input": "Hi"},
+}
 BOUNDED = settings(
     max_examples=EXAMPLES,
     deadline=None,
     derandomize=True,
     database=None,
-    phases=[Phase.generate],
+    phases=[Phase.explicit, Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
 
@@ -32,7 +37,7 @@ def brief(body: Any, model: str) -> Any:
     return body | limits | length | {"model": model}
 
 
-@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/v1/embeddings"])
+@pytest.mark.parametrize("path", PLAIN)
 def test_made_up_requests_do_no_harm(
     gateway: RunningGateway, client: openai.OpenAI, direct: OrthrusClient, model: str, path: str
 ) -> None:
@@ -41,6 +46,7 @@ def test_made_up_requests_do_no_harm(
     before = direct.embed("Hi")
 
     @BOUNDED
+    @example(case=operation.Case(body={"model": model, **PLAIN[path]}, media_type="application/json"))
     @given(case=operation.as_strategy(GenerationMode.POSITIVE) | operation.as_strategy(GenerationMode.NEGATIVE))
     def send(case: schemathesis.Case) -> None:
         case.body = brief(case.body, model)

@@ -26,7 +26,7 @@ def adapter(
     """An adapter that the shared server serves for the time of these tests."""
     folder = tmp_path_factory.mktemp("adapters") / "rough"
     torch.manual_seed(1)
-    config = LoraConfig(r=8, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
+    config = LoraConfig(r=8, lora_alpha=64, target_modules=["q_proj", "down_proj"], init_lora_weights=False)
     peft = get_peft_model(reference.model, config)
     peft.save_pretrained(folder)
     reference.model = peft.unload()

@@ -17,7 +17,7 @@ from tests.reference import Reference, prompts, texts
 
 CHAT: Any = [{"role": "system", "content": "Answer briefly."}, {"role": "user", "content": "Name a colour."}]
 GREEDY: Any = {"max_tokens": 8, "temperature": 0.0}
-DRAWN: Any = {"max_tokens": 6, "temperature": 0.9, "top_p": 0.95, "seed": 5, "n": 3}
+DRAWN: Any = {"max_tokens": 6, "temperature": 1.5, "top_p": 0.95, "seed": 5, "n": 3}
 USAGE: Any = {"stream": True, "stream_options": {"include_usage": True}}
 
 
@@ -176,13 +176,6 @@ class TestChat:
             assert [each.finish_reason for each in mine] == [*[None] * (len(mine) - 1), choice.finish_reason]
         assert len({choice.message.content for choice in whole.choices}) == 3
         assert pieces[-1].usage == whole.usage
-
-    def test_without_a_limit_an_answer_comes_to_its_own_end(self, client: openai.OpenAI, model: str) -> None:
-        messages: Any = [{"role": "user", "content": "Name a city in Italy."}]
-        answer = client.chat.completions.create(model=model, messages=messages, temperature=0)
-        assert answer.choices[0].finish_reason == "stop"
-        assert answer.usage is not None
-        assert answer.usage.completion_tokens > 16  # the server's default for prompts
 
     def test_logprobs_come_with_so_many_others(self, client: openai.OpenAI, model: str) -> None:
         options: Any = {"model": model, "messages": CHAT, "logprobs": True, "top_logprobs": 3, "temperature": 0}

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from orthrus_client.contract import grpc_fields, grpc_request, stop_tensors
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
+LONGEST_TEXT = 60  # words
 PATIENCE_SECONDS = 120.0  # for one answer; then it counts as lost
 _WORDS = ("river", "engine", "answer", "blue", "seven", "harbour", "quiet", "letter", "copper", "window")
 
@@ -226,8 +227,9 @@ def _microseconds(draw: random.Random) -> int:
     return draw.randrange(1, 200_000)
 
 
-def _text(draw: random.Random, longest: int) -> str:
-    return " ".join(draw.choices(_WORDS, k=draw.randrange(1, longest)))
+def _text(draw: random.Random) -> str:
+    """Many short texts and few long ones: each length twice as likely as one of twice as many words."""
+    return " ".join(draw.choices(_WORDS, k=int(LONGEST_TEXT ** draw.random())))
 
 
 def _strings(*values: str) -> NDArray[np.object_]:
@@ -235,7 +237,7 @@ def _strings(*values: str) -> NDArray[np.object_]:
 
 
 def _embed_tensors(call: Call, draw: random.Random) -> dict[str, NDArray[Any]]:
-    texts = [_text(draw, 60) for _ in range(draw.randrange(1, 4))]
+    texts = [_text(draw) for _ in range(draw.randrange(1, 4))]
     options: dict[str, object] = {"pooling": draw.choice(["mean", "last", "cls", "weighted_mean"])}
     if call.fate is Fate.BAD:
         faults: list[tuple[list[str], dict[str, object]]] = [
@@ -262,7 +264,7 @@ def _sampling(call: Call, draw: random.Random) -> dict[str, object]:
 
 def _generate_tensors(call: Call, draw: random.Random) -> dict[str, NDArray[Any]]:
     return {
-        "text_input": _strings(_text(draw, 60)),
+        "text_input": _strings(_text(draw)),
         "sampling_parameters": _strings(json.dumps(_sampling(call, draw))),
         "stream": np.array([draw.random() < 0.5]),
         "exclude_input_in_output": np.array([True]),
@@ -273,7 +275,7 @@ def _generate_tensors(call: Call, draw: random.Random) -> dict[str, NDArray[Any]
 def _body(request_id: str, call: Call, draw: random.Random) -> dict[str, object]:
     body: dict[str, object] = {
         "id": request_id,
-        "text_input": _text(draw, 60),
+        "text_input": _text(draw),
         "sampling_parameters": json.dumps(_sampling(call, draw)),
         "exclude_input_in_output": True,
         "return_finish_reason": True,
