@@ -52,6 +52,17 @@ class Service:
         self.engine.close(timeout)
 
 
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """One set of weights and what was learnt of it at load. `shapes` is empty where texts are always whole."""
+
+    location: str
+    backbone: Backbone
+    computation: Computation
+    shapes: list[LayerShape]
+    tokenization: Tokenization
+
+
 def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lambda: None) -> Service:
     """Load everything, check it, start the engine; `on_failure` is called if it fails later, when all is answered.
 
@@ -61,9 +72,18 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
     if settings.model.threads:
         torch.set_num_threads(settings.model.threads)
     generator = load_model(settings.model.model or str(ensure_default_model()), settings)
-    embedder = (
-        load_model(settings.model.embedding_model, settings, head=False) if settings.model.embedding_model else None
-    )
+    apart = settings.model.embedding_model
+    embedder = load_model(apart, settings, head=False) if apart else None
+    return assemble(settings, generator, embedder, on_failure)
+
+
+def assemble(
+    settings: EngineSettings,
+    generator: LoadedModel,
+    embedder: LoadedModel | None = None,
+    on_failure: Callable[[], None] = lambda: None,
+) -> Service:
+    """The rest of `build_service`, from loaded models, which compute for one service at a time."""
     models = [generator] if embedder is None else [generator, embedder]
     size = generator.computation.attention.block_size
     block_bytes = sum(KVCache.block_bytes(model.shapes, size, model.backbone.dtype) for model in models)
@@ -91,17 +111,6 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
     engine = Engine(scheduler, runner, on_failure, settings.limits)
     adapters.watch(partial(show_adapters, engine.metrics))
     return Service(engine, intake, generator.tokenization, adapters)
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedModel:
-    """One set of weights and what was learnt of it at load. `shapes` is empty where texts are always whole."""
-
-    location: str
-    backbone: Backbone
-    computation: Computation
-    shapes: list[LayerShape]
-    tokenization: Tokenization
 
 
 def load_model(location: str, settings: EngineSettings, head: bool = True) -> LoadedModel:

@@ -16,6 +16,7 @@ from orthrus_backend.attention.probe import ProbeStep
 from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.config import ModelSettings
 from orthrus_backend.kv_cache import LayerShape
+from orthrus_backend.padding import fill_up
 
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt")
 
@@ -49,13 +50,15 @@ class Backbone:
     @torch.inference_mode()
     def hidden(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
         """Last hidden states after the final norm. `input_ids`, `positions`: [T]; returns [T, d]."""
-        positions = positions + self._first_position
+        rows = len(input_ids)
+        input_ids = fill_up(input_ids, self.device)
+        positions = fill_up(positions + self._first_position, self.device)
         if self.fused is not None:
-            return self.fused(input_ids, positions, step)
+            return self.fused(input_ids, positions, step)[:rows]
         keywords = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False, hook.NAME: step}
         output = self.model.base_model(**keywords)
         hidden: Tensor = output.last_hidden_state[0]
-        return hidden
+        return hidden[:rows]
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -63,7 +66,7 @@ class Backbone:
 
         Besides the output matrix some families scale (Cohere, Granite) or cap (Gemma) their logits.
         """
-        logits: Tensor = self.model.get_output_embeddings()(hidden)
+        logits: Tensor = self.model.get_output_embeddings()(fill_up(hidden, self.device))[: len(hidden)]
         if factor := getattr(self.config, "logit_scale", None):
             logits = logits * factor
         if divisor := getattr(self.config, "logits_scaling", None):

@@ -16,7 +16,7 @@ LAYERS = (
     ("request",),
     ("plan", "outputs", "blocks", "metrics"),
     ("scheduling",),
-    ("batch",),
+    ("batch", "padding"),
     ("kv_cache",),
     ("attention",),
     ("model",),

@@ -28,7 +28,7 @@ class StepAttention(Protocol):
 
         Args:
             layer: index of the layer.
-            query: [T, heads, key_dim], after position embedding.
+            query: [T, heads, key_dim], after position embedding; rows behind those of the batch are filling.
             key: [T, kv_heads, key_dim], after position embedding; not repeated for grouped heads.
             value: [T, kv_heads, value_dim].
             spec: the layer's scale, window and cap.

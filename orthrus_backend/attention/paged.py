@@ -53,7 +53,7 @@ class PagedStep:
         query, key, value = (_dense(tensor) for tensor in (query, key, value))
         keys, values = self._cache.keys[layer], self._cache.values[layer]
         self._kernels.keep(key, value, keys, values, self._slots)
-        return self._kernels.attend(
+        seen = self._kernels.attend(
             query,
             key,
             value,
@@ -66,6 +66,8 @@ class PagedStep:
             spec.window,
             spec.softcap,
         )
+        seen[len(self._slots) :] = 0
+        return seen
 
 
 def _dense(rows: Tensor) -> Tensor:

@@ -37,21 +37,21 @@ class ReferenceStep:
             return self._attend_whole(query, key, value, spec)
         self._cache.write(layer, self._batch, key, value)
         chunk_masks, decode_mask = self._masks_for(spec.window)
-        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])  # [T, heads, value_dim]
+        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])  # [T, heads, value_dim]
         for rows, slots, mask in zip(self._batch.chunks, self._chunk_slots, chunk_masks, strict=True):
             span = slice(rows.start, rows.stop)
             keys, values = (key[span], value[span]) if slots is None else self._cache.read(layer, slots)
             out[span] = _attend(query[None, span], keys[None], values[None], mask, spec)[0]
         if self._batch.decodes:
-            first = self._batch.decodes[0].start
+            first, last = self._batch.decodes[0].start, self._batch.decodes[-1].stop
             keys, values = self._cache.read(layer, self._decode_slots)  # [n, longest, kv_heads, dim]
-            out[first:] = _attend(query[first:, None], keys, values, decode_mask, spec)[:, 0]
+            out[first:last] = _attend(query[first:last, None], keys, values, decode_mask, spec)[:, 0]
         return out
 
     def _attend_whole(self, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         """Every row sees all rows of its sequence, which is whole in the batch and keeps nothing."""
         assert not self._batch.decodes
-        out = query.new_empty(query.shape[0], query.shape[1], value.shape[2])  # [T, heads, value_dim]
+        out = query.new_zeros(query.shape[0], query.shape[1], value.shape[2])  # [T, heads, value_dim]
         for rows in self._batch.chunks:
             assert not rows.offset, "a sequence that sees itself whole was cut"
             span = slice(rows.start, rows.stop)

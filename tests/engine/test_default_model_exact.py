@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from orthrus_backend.assembly import Service, build_service
+from orthrus_backend.assembly import LoadedModel, Service, assemble, load_model
 from orthrus_backend.config import EngineSettings
+from orthrus_backend.default_model import ensure_default_model
 from orthrus_backend.outputs import Embedded, Output, Produced
 from orthrus_backend.params import EmbeddingParams, SamplingParams
 from orthrus_backend.request import Request
@@ -50,9 +51,15 @@ def ask(service: Service, requests: Sequence[Request]) -> list[Answer]:
 
 
 @pytest.fixture(scope="module")
-def service() -> Iterator[Service]:
+def loaded() -> LoadedModel:
+    settings = EngineSettings.from_parameters({"dtype": "float32"})
+    return load_model(str(ensure_default_model()), settings)
+
+
+@pytest.fixture(scope="module")
+def service(loaded: LoadedModel) -> Iterator[Service]:
     parameters = {"dtype": "float32", "token_budget": "256", "chunk_size": "64", "kv_memory": "512MiB"}
-    service = build_service(EngineSettings.from_parameters(parameters))
+    service = assemble(EngineSettings.from_parameters(parameters), loaded)
     yield service
     service.engine.close()
 
@@ -94,7 +101,7 @@ def test_no_chunk_size_changes_a_vector(reference: Reference, chunk_service: Any
 
 
 @pytest.fixture(scope="module")
-def chunk_service() -> Iterator[Any]:
+def chunk_service(loaded: LoadedModel) -> Iterator[Any]:
     """A service whose steps hold one chunk; the last one is kept, since tests come ordered by chunk size."""
     kept: dict[int, Service] = {}
 
@@ -105,7 +112,7 @@ def chunk_service() -> Iterator[Any]:
             kept.clear()
             budget = {"token_budget": str(max(chunk, 2)), "max_running": "1"} if chunk else {}
             parameters = {"dtype": "float32", "chunk_size": str(chunk), "kv_memory": "64MiB", **budget}
-            kept[chunk] = build_service(EngineSettings.from_parameters(parameters))
+            kept[chunk] = assemble(EngineSettings.from_parameters(parameters), loaded)
         return kept[chunk]
 
     yield of
