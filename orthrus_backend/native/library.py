@@ -24,7 +24,7 @@ _COMPILERS = ("g++", "c++")
 
 
 class NotCompiledError(RuntimeError):
-    """There is no compiler, or it failed; the message says which."""
+    """There is no compiler, it failed, or there is no place for its result; the message says which."""
 
 
 @cache
@@ -39,12 +39,15 @@ def load_kernels() -> ctypes.CDLL:
     compiler = next(filter(None, map(shutil.which, _COMPILERS)), None)
     if compiler is None:
         raise NotCompiledError(f"no C++ compiler was found (looked for {', '.join(_COMPILERS)})")
-    library = cache_dir() / "kernels" / f"{_fingerprint(compiler)}.so"
-    library.parent.mkdir(parents=True, exist_ok=True)
-    with FileLock(library.with_suffix(".lock")):
-        if not library.exists():
-            _compile(compiler, library)
-    return ctypes.CDLL(str(library))
+    try:
+        library = cache_dir() / "kernels" / f"{_fingerprint(compiler)}.so"
+        library.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(library.with_suffix(".lock")):
+            if not library.exists():
+                _compile(compiler, library)
+        return ctypes.CDLL(str(library))
+    except (OSError, subprocess.CalledProcessError) as error:  # a cache that cannot be written, or not be run from
+        raise NotCompiledError(str(error)) from error
 
 
 def _fingerprint(compiler: str) -> str:

@@ -1,5 +1,6 @@
 """The compiled kernels against plain PyTorch: attention over pages, and the element-wise parts of a layer."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -197,6 +198,14 @@ def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     monkeypatch.setenv("PATH", str(tmp_path))
     library.load_kernels.cache_clear()
     with pytest.raises(NotCompiledError, match="no C\\+\\+ compiler was found \\(looked for g\\+\\+"):
+        library.load_kernels()
+
+
+def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cache").touch()
+    monkeypatch.setenv("ORTHRUS_CACHE", str(tmp_path / "cache"))
+    library.load_kernels.cache_clear()
+    with pytest.raises(NotCompiledError, match=re.escape(str(tmp_path / "cache"))):
         library.load_kernels()
 
 
