@@ -42,7 +42,7 @@ serve: $(INSTALLED)
 	$(BIN)/orthrus serve $(ARGS)
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest --numprocesses=2 $(ARGS)
+	$(BIN)/python -m pytest --numprocesses=3 $(ARGS)
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check

@@ -3,6 +3,7 @@
 import sys
 from pathlib import Path
 
+from tests.server.test_ends import once_running
 from tests.server.test_generate import grpc_arrays
 from tests.server.test_shutdown import Caller, embedding, stream
 from tests.serving import RunningServer, left_over, orthrus_serve, running
@@ -19,7 +20,9 @@ def test_a_failed_step_answers_everybody_and_ends_the_server(tmp_path: Path) -> 
         callers = [stream(server, 4000), stream(server, 4000, model="orthrus")]
         for caller in callers:
             assert caller.started.wait(60)
-        callers += [embedding(server, *[b"many words " * 300] * 8), failing(server)]
+        callers.append(embedding(server, *[b"many words " * 300] * 8))
+        once_running(server, "embed")
+        callers.append(failing(server))
         assert server.process.wait(60) == 1
         for caller in callers:
             caller.join(10)
