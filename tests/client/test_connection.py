@@ -57,9 +57,7 @@ class TestRetries:
             with pytest.raises(Unavailable):
                 [chunk async for chunk in client.stream(broken)]
             assert (await client.generate(broken)).text == "asked 2 times"
-            for _ in range(
-                50
-            ):  # gRPC's asyncio loses the reason now and then, when a stream is refused while it begins
+            for _ in range(50):  # gRPC's asyncio often loses the reason where a stream is refused at once
                 with pytest.raises(OrthrusError) as refused:
                     await anext(client.with_headers(dict.fromkeys(headers, "guess")).stream(broken))
                 if isinstance(refused.value, InvalidRequest):
