@@ -85,6 +85,7 @@ def reference() -> Reference:
 
 
 ONE_SERVER = ("tests/client/", "tests/gateway/", "tests/server/")
+SERVERS_OF_THEIR_OWN = tuple(f"tests/server/test_{name}.py" for name in ("faults", "reload", "separate", "shutdown"))
 
 
 class FoldersAndFiles(LoadScopeScheduling):
@@ -94,7 +95,8 @@ class FoldersAndFiles(LoadScopeScheduling):
     """
 
     def _split_scope(self, nodeid: str) -> str:
-        return next(filter(nodeid.startswith, ONE_SERVER), nodeid.partition("::")[0])
+        file = nodeid.partition("::")[0]
+        return file if file in SERVERS_OF_THEIR_OWN else next(filter(file.startswith, ONE_SERVER), file)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FoldersAndFiles:
