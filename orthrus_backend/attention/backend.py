@@ -15,7 +15,7 @@ from orthrus_backend.attention.reference import ReferenceAttention
 from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.batch import Batch
 from orthrus_backend.kv_cache import KVCache, LayerShape
-from orthrus_backend.native.library import NotCompiledError
+from orthrus_backend.native.compiled import NotCompiledError
 
 _log = logging.getLogger(__name__)
 

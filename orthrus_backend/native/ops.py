@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from orthrus_backend.native.library import load_kernels
+from orthrus_backend.native.compiled import load_kernels
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 HEAD_DIMS = (16, 32, 64, 80, 96, 128, 256)

@@ -15,8 +15,8 @@ from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.batch import Batch, build_batch
 from orthrus_backend.blocks import BlockPool
 from orthrus_backend.kv_cache import KVCache, LayerShape
-from orthrus_backend.native import library
-from orthrus_backend.native.library import NotCompiledError
+from orthrus_backend.native import compiled
+from orthrus_backend.native.compiled import NotCompiledError
 from orthrus_backend.native.ops import HEAD_DIMS, Kernels
 from orthrus_backend.plan import Plan, Slice
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Request
@@ -196,17 +196,17 @@ def test_without_a_compiler_the_reference_serves(monkeypatch: pytest.MonkeyPatch
 
 def test_what_is_missing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    library.load_kernels.cache_clear()
+    compiled.load_kernels.cache_clear()
     with pytest.raises(NotCompiledError, match="no C\\+\\+ compiler was found \\(looked for g\\+\\+"):
-        library.load_kernels()
+        compiled.load_kernels()
 
 
 def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "cache").touch()
     monkeypatch.setenv("ORTHRUS_CACHE", str(tmp_path / "cache"))
-    library.load_kernels.cache_clear()
+    compiled.load_kernels.cache_clear()
     with pytest.raises(NotCompiledError, match=re.escape(str(tmp_path / "cache"))):
-        library.load_kernels()
+        compiled.load_kernels()
 
 
 def test_a_compiler_that_fails_leaves_nothing_and_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -216,7 +216,7 @@ def test_a_compiler_that_fails_leaves_nothing_and_is_quoted(monkeypatch: pytest.
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(compiler.parent))
     monkeypatch.setenv("ORTHRUS_CACHE", str(tmp_path / "cache"))
-    library.load_kernels.cache_clear()
+    compiled.load_kernels.cache_clear()
     with pytest.raises(NotCompiledError, match=r"kernels\.cpp:1: broken"):
-        library.load_kernels()
+        compiled.load_kernels()
     assert not [file for file in (tmp_path / "cache" / "kernels").iterdir() if file.suffix != ".lock"]
