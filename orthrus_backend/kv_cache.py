@@ -16,6 +16,7 @@ class LayerShape:
     kv_heads: int
     key_dim: int
     value_dim: int
+    group: int = 1  # query heads that share one head of keys
 
 
 class KVCache:

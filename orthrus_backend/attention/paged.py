@@ -8,14 +8,15 @@ from torch import Tensor
 from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.batch import Batch
 from orthrus_backend.kv_cache import KVCache, LayerShape
-from orthrus_backend.native.ops import DTYPES, HEAD_DIMS, Kernels
+from orthrus_backend.native.ops import DTYPES, HEAD_DIMS, LARGEST_GROUP, Kernels
 
 
 def fits(device: torch.device, dtype: torch.dtype, shapes: Sequence[LayerShape]) -> bool:
     """Whether the kernels know such layers; a model without kept keys and values (an encoder) is none for them."""
     sizes = {size for shape in shapes for size in (shape.key_dim, shape.value_dim)}
     same = all(shape.key_dim == shape.value_dim for shape in shapes)
-    return device.type == "cpu" and dtype in DTYPES and bool(shapes) and same and sizes <= set(HEAD_DIMS)
+    known = same and sizes <= set(HEAD_DIMS) and all(shape.group <= LARGEST_GROUP for shape in shapes)
+    return device.type == "cpu" and dtype in DTYPES and bool(shapes) and known
 
 
 class PagedAttention:

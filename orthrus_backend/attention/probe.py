@@ -18,7 +18,7 @@ class ProbeStep:
         self._causal.add(spec.causal)
         if spec.causal and layer in self._shapes:
             raise ValueError(f"two attention modules claim layer {layer}")
-        self._shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2])
+        self._shapes[layer] = LayerShape(key.shape[1], key.shape[2], value.shape[2], query.shape[1] // key.shape[1])
         self._specs[layer] = spec
         return value.repeat_interleave(query.shape[1] // value.shape[1], dim=1)
 

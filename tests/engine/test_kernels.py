@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import LlamaConfig
 
 from orthrus_backend.attention import backend
 from orthrus_backend.attention.paged import PagedAttention
@@ -20,6 +21,8 @@ from orthrus_backend.native.compiled import NotCompiledError
 from orthrus_backend.native.ops import HEAD_DIMS, Kernels
 from orthrus_backend.plan import Plan, Slice
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Request
+from orthrus_backend.self_check import self_check
+from tests.engine.tiny import attention, from_config, sizes
 
 CPU = torch.device("cpu")
 BLOCK = ReferenceAttention.block_size
@@ -182,6 +185,20 @@ def test_rotation_equals_its_formula(dim: int, normed: bool, dtype: torch.dtype)
     turned.copy_(torch.cat([a * cosine - b * sine, b * cosine + a * sine], -1))
     Kernels(dtype).rotate(qkv, heads, kv_heads, angles.cos(), angles.sin(), *weights, 1e-6)
     torch.testing.assert_close(qkv.float(), x.flatten(1), rtol=0, atol=TOLERANCE[dtype] * float(x.abs().max()))
+
+
+@pytest.mark.parametrize(("group", "chosen"), [(64, PagedAttention), (65, ReferenceAttention)])
+def test_more_query_heads_than_the_kernels_take_are_left_to_the_reference(group: int, chosen: type[Any]) -> None:
+    shapes = [LayerShape(1, 64, 64, group)]
+    assert type(backend.make_attention(CPU, torch.float32, shapes)) is chosen
+
+
+def test_a_model_with_many_heads_for_one_of_keys_passes_its_self_check() -> None:
+    config = LlamaConfig(
+        **sizes() | {"hidden_size": 144, "num_attention_heads": 72, "num_key_value_heads": 1, "head_dim": 16}
+    )
+    model = from_config(config)
+    assert self_check(model, attention(model), model.layer_shapes()) < 1e-5
 
 
 def test_without_a_compiler_the_reference_serves(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
