@@ -86,6 +86,13 @@ def reference() -> Reference:
 
 ONE_SERVER = ("tests/client/", "tests/gateway/", "tests/server/")
 SERVERS_OF_THEIR_OWN = tuple(f"tests/server/test_{name}.py" for name in ("faults", "reload", "separate", "shutdown"))
+LONGEST = (
+    "tests/server/test_reload.py",
+    "tests/engine/test_default_model_exact.py",
+    *ONE_SERVER,
+    "tests/engine/test_adapters.py",
+    "tests/engine/test_scheduler.py",
+)
 
 
 class FoldersAndFiles(LoadScopeScheduling):
@@ -97,6 +104,11 @@ class FoldersAndFiles(LoadScopeScheduling):
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
         return file if file in SERVERS_OF_THEIR_OWN else next(filter(file.startswith, ONE_SERVER), file)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first, so that no process is left alone with it at the end."""
+    items.sort(key=lambda item: next((n for n, path in enumerate(LONGEST) if item.nodeid.startswith(path)), len(LONGEST)))
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FoldersAndFiles:

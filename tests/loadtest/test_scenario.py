@@ -21,11 +21,12 @@ work = {kind = "mix", embed_share = 0.5}
 """
 
 
-def test_the_shipped_scenarios_are_those_of_the_readme() -> None:
-    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+def test_every_shipped_scenario_can_be_read_and_the_readme_says_where_they_are() -> None:
+    assert {"embed-only", "mix-50-50", "iter-retgen"} <= set(names())
     for name in names():
-        assert f"`{name}`" in readme
         assert read_scenario(name).name == name
+    readme = (Path(__file__).parent.parent.parent / "README.md").read_text(encoding="utf-8")
+    assert "python -m loadtest list" in readme
 
 
 @pytest.mark.parametrize(
