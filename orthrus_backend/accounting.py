@@ -19,6 +19,7 @@ ENDS: dict[Outcome, End] = {
     Outcome.FAILED: "failed",
 }
 _ADAPTERS = "orthrus_adapter_loaded"
+_QUERIES, _HITS = "orthrus_prefix_cache_queries_total", "orthrus_prefix_cache_hits_total"
 _ROLES = {Role.EMBED: "embed", Role.PREFILL: "prefill", Role.DECODE: "decode"}
 
 
@@ -29,8 +30,12 @@ class Accounting:
         self._metrics = metrics
         self._scheduler = scheduler
         self._preemptions = 0
+        self._queried = dict.fromkeys(Kind, 0)
+        self._hits = dict.fromkeys(Kind, 0)
         for kind in Kind:  # published as zeros from the start, so that rates have a first sample
             metrics.count("orthrus_requests_received_total", 0, kind=kind)
+            metrics.count(_QUERIES, 0, kind=kind)
+            metrics.count(_HITS, 0, kind=kind)
             for end in get_args(End):
                 metrics.count("orthrus_requests_total", 0, kind=kind, outcome=end)
             metrics.expect("orthrus_request_seconds", kind=kind)
@@ -63,6 +68,7 @@ class Accounting:
         metrics.set("orthrus_batch_fill", plan.tokens / self._scheduler.settings.token_budget)
         metrics.count("orthrus_preemptions_total", self._scheduler.preemptions - self._preemptions)
         self._preemptions = self._scheduler.preemptions
+        self._prefixes()
         for s in plan.slices:
             request = s.request
             if request.first_scheduled == started:
@@ -91,6 +97,14 @@ class Accounting:
         """There is no work."""
         self._metrics.set("orthrus_batch_fill", 0)
 
+    def _prefixes(self) -> None:
+        if (prefixes := self._scheduler.prefixes) is None:
+            return
+        for kind in Kind:
+            self._metrics.count(_QUERIES, prefixes.queried[kind] - self._queried[kind], kind=kind)
+            self._metrics.count(_HITS, prefixes.hits[kind] - self._hits[kind], kind=kind)
+        self._queried, self._hits = dict(prefixes.queried), dict(prefixes.hits)
+
     def _gauges(self) -> None:
         metrics, scheduler = self._metrics, self._scheduler
         for kind, queue in scheduler.queues.items():
@@ -101,7 +115,7 @@ class Accounting:
             metrics.set("orthrus_queue_tokens", queue.tokens, kind=kind)
         pool = scheduler.pool
         metrics.set("orthrus_kv_blocks", pool.used, state="used")
-        metrics.set("orthrus_kv_blocks", 0, state="cached")
+        metrics.set("orthrus_kv_blocks", pool.cached, state="cached")
         metrics.set("orthrus_kv_blocks", pool.free, state="free")
 
 

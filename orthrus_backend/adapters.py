@@ -7,8 +7,9 @@ adapter brings is dropped in silence. Knows nothing of requests: rows are given 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
+from itertools import count
 from pathlib import Path
 from weakref import WeakSet
 
@@ -45,6 +46,7 @@ class Adapter:
 
     name: str
     layers: Mapping[str, Factors]
+    serial: int = field(default_factory=count().__next__)
 
 
 def load_adapter(name: str, path: Path, model: nn.Module, dtype: torch.dtype, device: torch.device | str) -> Adapter:

@@ -26,6 +26,7 @@ from orthrus_backend.intake import Intake
 from orthrus_backend.kv_cache import KVCache, LayerShape
 from orthrus_backend.model import Backbone, load_backbone
 from orthrus_backend.params import SamplingParams
+from orthrus_backend.prefix_cache import PrefixCache
 from orthrus_backend.runner import Runner
 from orthrus_backend.sampling import Sampler
 from orthrus_backend.scheduling.scheduler import Scheduler
@@ -90,7 +91,8 @@ def assemble(
     pool = BlockPool(_num_blocks(settings, block_bytes, generator.backbone.device), size)
     adapters = _adapters(generator.backbone, settings.model)
     embeds = embedder or generator
-    scheduler = Scheduler(settings.scheduler, pool, whole_embeds=not embeds.shapes)
+    prefixes = PrefixCache(pool) if settings.cache.prefix_caching else None
+    scheduler = Scheduler(settings.scheduler, pool, whole_embeds=not embeds.shapes, prefixes=prefixes)
     limit = _limit(settings, generator, pool)
     recipe = EmbeddingRecipe.read(embeds.location)
     intake = Intake(

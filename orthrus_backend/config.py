@@ -90,6 +90,7 @@ class CacheSettings(_Settings):
     kv_memory: Annotated[ByteSize | None, BeforeValidator(_auto_is_none)] = Field(
         None, description="bytes, such as 512MiB; None to derive it from the memory that is free"
     )
+    prefix_caching: bool = Field(True, description="do not compute again what requests begin with, while it is kept")
 
 
 class LimitSettings(_Settings):

@@ -50,6 +50,10 @@ FAMILIES = (
     Family("orthrus_tokens_total", "counter", "Tokens computed, by kind (embed, prefill, decode)"),
     Family("orthrus_steps_total", "counter", "Steps run, by composition (embed, generate, mixed)"),
     Family("orthrus_preemptions_total", "counter", "Requests that lost their blocks and started over"),
+    Family(
+        "orthrus_prefix_cache_queries_total", "counter", "Tokens of requests looked up in the prefix cache, by kind"
+    ),
+    Family("orthrus_prefix_cache_hits_total", "counter", "Tokens found there and not computed again, by kind"),
     Family("orthrus_requests_running", "gauge", "Requests with some but not all tokens computed, by kind"),
     Family("orthrus_requests_waiting", "gauge", "Requests with no token computed yet, by kind"),
     Family("orthrus_queue_tokens", "gauge", "Tokens waiting to be scheduled, by kind"),

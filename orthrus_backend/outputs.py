@@ -11,11 +11,13 @@ class StepResult:
     """What the runner computed for a plan.
 
     `sampled` answers `plan.samples` one by one; `pooled` answers `plan.embeds`: the pooling state to carry on, or the
-    finished vector where the slice completes its text.
+    finished vector where the slice completes its text. `at_borders` answers them, too: the state at the end of the
+    text's recurring beginning where the slice computes that, else None.
     """
 
     sampled: list[TokenLogprobs]
     pooled: list[Any]
+    at_borders: list[Any]
 
 
 @dataclass(frozen=True, slots=True)

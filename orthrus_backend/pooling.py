@@ -38,6 +38,10 @@ class PoolState:
     totals: Tensor  # [modes, d] float32: S
     weights: tuple[float, ...]  # [modes]: W, for mean_sqrt_len before the root
 
+    def alone(self) -> "PoolState":
+        """A copy for later: a view would keep the sums of the whole step alive."""
+        return PoolState(self.totals.clone(), self.weights)
+
 
 @dataclass(frozen=True, slots=True)
 class _Run:
@@ -49,7 +53,9 @@ class _Run:
     weights: Vector  # [stop - start]
 
 
-def pool_slices(hidden: Tensor, embeds: Sequence[Slice], head: EmbeddingHead | None = None) -> list[PoolState | Vector]:
+def pool_slices(
+    hidden: Tensor, embeds: Sequence[Slice], head: EmbeddingHead | None = None
+) -> tuple[list[PoolState | Vector], list[PoolState | None]]:
     """Pool the embed slices of a step, with one transfer from the device.
 
     Args:
@@ -59,30 +65,56 @@ def pool_slices(hidden: Tensor, embeds: Sequence[Slice], head: EmbeddingHead | N
 
     Returns:
         For each slice the new state, or the finished vector [D] where the slice completes its text: pooled, through
-        the head, cut to `dimensions`, then L2-normalised, in that order. A zero vector stays zero.
+        the head, cut to `dimensions`, then L2-normalised, in that order. A zero vector stays zero. And for each slice
+        the state at the end of its text's recurring beginning, or None where the slice does not compute that.
     """
     if not embeds:
-        return []
-    requests = [_embed_request(s) for s in embeds]
-    offsets = accumulate((s.length for s in embeds), initial=0)
+        return [], []
+    pieces = [piece for s in embeds for piece in _cut_at_border(s)]
+    states = _states(hidden, pieces)
+    at_ends: list[PoolState] = []
+    at_borders: list[PoolState | None] = []
+    following = zip(pieces, states, strict=True)
+    for s in embeds:
+        at_borders.append(None)
+        for piece, state in following:
+            if piece.stop == _embed_request(s).recurring:
+                at_borders[-1] = state.alone()
+            if piece.stop == s.stop:
+                at_ends.append(state)
+                break
+    done = [(_embed_request(s), state) for s, state in zip(embeds, at_ends, strict=True) if s.completes]
+    vectors = iter(_vectors(done, head))
+    ends = zip(embeds, at_ends, strict=True)
+    return [next(vectors) if s.completes else state.alone() for s, state in ends], at_borders
+
+
+def _cut_at_border(s: Slice) -> list[Slice]:
+    """The slice, in two parts where its text's recurring beginning ends inside."""
+    border = _embed_request(s).recurring
+    if not s.start < border < s.stop:
+        return [s]
+    return [Slice(s.request, s.start, border - s.start), Slice(s.request, border, s.stop - border)]
+
+
+def _states(hidden: Tensor, pieces: Sequence[Slice]) -> list[PoolState]:
+    """What is known of each piece's text after it; pieces of one text follow each other."""
+    requests = [_embed_request(piece) for piece in pieces]
+    offsets = accumulate((piece.length for piece in pieces), initial=0)
     runs = [
-        _run(mode, offset, s, request.unpooled)
-        for s, request, offset in zip(embeds, requests, offsets, strict=False)
+        _run(mode, offset, piece, request.unpooled)
+        for piece, request, offset in zip(pieces, requests, offsets, strict=False)
         for mode in request.pooling
     ]
     totals = _reduce(hidden, runs)  # [runs, d]
     ends = accumulate((len(request.pooling) for request in requests), initial=0)
-    states = [
-        _carry(request.pool, totals[first:last], runs[first:last])
-        for request, (first, last) in zip(requests, pairwise(ends), strict=True)
-    ]
-    done = [(request, state) for s, request, state in zip(embeds, requests, states, strict=True) if s.completes]
-    vectors = iter(_vectors(done, head))
-    return [
-        # a view would keep the sums of the whole step alive
-        next(vectors) if s.completes else PoolState(state.totals.clone(), state.weights)
-        for s, state in zip(embeds, states, strict=True)
-    ]
+    states: list[PoolState] = []
+    last_request: EmbedRequest | None = None
+    for request, (first, last) in zip(requests, pairwise(ends), strict=True):
+        before = states[-1] if request is last_request else request.pool
+        states.append(_carry(before, totals[first:last], runs[first:last]))
+        last_request = request
+    return states
 
 
 def _embed_request(piece: Slice) -> EmbedRequest:

@@ -36,6 +36,10 @@ class AdapterHandle(Protocol):
     def name(self) -> str:
         """What requests call it."""
 
+    @property
+    def serial(self) -> int:
+        """A number that no other version of any adapter has had."""
+
 
 class TextStream(Protocol):
     """Turns token ids into text that never has to be taken back."""
@@ -72,6 +76,8 @@ class Request:
     order: int = -1  # place in the order of arrival, given by the scheduler
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
+    linked: int = 0  # blocks that the prefix cache knows, ...
+    link: int | None = None  # ... and where it goes on from them
     first_scheduled: float | None = None
     outcome: Outcome | None = None
     call: str = ""  # an id that only the requests of one call carry, where the one who passed it on gave it one
@@ -84,7 +90,7 @@ class Request:
     @property
     def adapter_key(self) -> tuple[str, int]:
         """Equal for requests whose rows one adapter works on together; the base model's comes first."""
-        return ("", 0) if self.adapter is None else (self.adapter.name, id(self.adapter))
+        return ("", -1) if self.adapter is None else (self.adapter.name, self.adapter.serial)
 
     @property
     def total(self) -> int:
@@ -99,7 +105,8 @@ class Request:
     def restart(self) -> None:
         """Forget all progress except tokens already produced; the caller has taken back the blocks."""
         assert not self.blocks
-        self.computed = 0
+        self.computed = self.linked = 0
+        self.link = None
 
 
 @dataclass(slots=True, eq=False)
@@ -107,7 +114,7 @@ class EmbedRequest(Request):
     """A text to be pooled into one vector.
 
     `pooling`, `normalize` and `dimensions` are resolved; the first `unpooled` rows do not count. `pool` is what the
-    pooler carries between chunks.
+    pooler carries between chunks. The first `recurring` tokens are worth keeping for texts that begin with them, too.
     """
 
     params: EmbeddingParams = field(default_factory=EmbeddingParams)
@@ -116,14 +123,21 @@ class EmbedRequest(Request):
     dimensions: int | None = None
     unpooled: int = 0
     pool: Any = None
+    recurring: int = 0
 
     @property
     def kind(self) -> Kind:
         return Kind.EMBED
 
+    @property
+    def pooling_key(self) -> tuple[tuple[PoolingMode, ...], int]:
+        """Equal for texts whose pooling state is the same behind the same tokens."""
+        return self.pooling, self.unpooled
+
     def restart(self) -> None:
         Request.restart(self)
         self.pool = None
+        self.recurring = 0
 
 
 @dataclass(slots=True, eq=False)

@@ -44,9 +44,9 @@ class Runner:
         step = self._attention.begin(batch, self._cache)
         with self._adapters.active(batch.adapters):
             hidden = self._backbone.hidden(batch.input_ids, batch.positions, step)  # [T, d]
-        pooled = pool_slices(hidden, plan.embeds, self._head)
+        pooled, at_borders = pool_slices(hidden, plan.embeds, self._head)
         sampled: list[TokenLogprobs] = []
         if plan.samples:
             requests = [s.request for s in plan.samples if isinstance(s.request, GenerateRequest)]
             sampled = self._sampler.sample(self._backbone.logits(hidden[batch.sample_rows]), requests)
-        return StepResult(sampled, pooled)
+        return StepResult(sampled, pooled, at_borders)

@@ -18,6 +18,6 @@ class SplitRunner:
     def run(self, plan: Plan) -> StepResult:
         """Forward passes, pooling and sampling for the slices of a plan."""
         embeds, generates = Plan(plan.embeds), Plan(plan.slices[len(plan.embeds) :])
-        pooled = self._embedder.run(embeds).pooled if embeds.slices else []
+        embedded = self._embedder.run(embeds) if embeds.slices else StepResult([], [], [])
         sampled = self._generator.run(generates).sampled if generates.slices else []
-        return StepResult(sampled, pooled)
+        return StepResult(sampled, embedded.pooled, embedded.at_borders)

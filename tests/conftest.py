@@ -108,7 +108,9 @@ class FoldersAndFiles(LoadScopeScheduling):
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first, so that no process is left alone with it at the end."""
-    items.sort(key=lambda item: next((n for n, path in enumerate(LONGEST) if item.nodeid.startswith(path)), len(LONGEST)))
+    items.sort(
+        key=lambda item: next((n for n, path in enumerate(LONGEST) if item.nodeid.startswith(path)), len(LONGEST))
+    )
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> FoldersAndFiles:

@@ -36,8 +36,10 @@ def test_it_prints_a_table_and_json_on_the_last_line(small_model: Path) -> None:
 def test_it_fails_where_a_chunk_is_pooled_wrongly(
     small_model: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def counted_twice(hidden: Tensor, embeds: Sequence[Slice]) -> list[PoolState | Vector]:
-        pooled = pool_slices(hidden, embeds)
+    def counted_twice(
+        hidden: Tensor, embeds: Sequence[Slice]
+    ) -> tuple[list[PoolState | Vector], list[PoolState | None]]:
+        pooled, _ = pool_slices(hidden, embeds)
         for s, state in zip(embeds, pooled, strict=True):
             if isinstance(state, PoolState):
                 s.request.pool = state

@@ -114,7 +114,7 @@ def embed_chunked(
     while scheduler.has_work:
         plan = scheduler.schedule(0.0)
         hidden = _hidden(backbone, attention, cache, plan)
-        for output in scheduler.commit(plan, StepResult([], pool_slices(hidden, plan.embeds)), 0.0):
+        for output in scheduler.commit(plan, StepResult([], *pool_slices(hidden, plan.embeds)), 0.0):
             assert isinstance(output, Embedded)
             found[output.request.order] = output.vector
         done(plan.tokens)

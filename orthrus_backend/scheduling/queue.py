@@ -49,6 +49,10 @@ class Queue:
         if last:
             self.tokens -= self._expected_output(self._requests.popleft())
 
+    def skip(self, tokens: int) -> None:
+        """These tokens of the head need not be computed: they are known from another request."""
+        self.tokens -= tokens
+
     def remove(self, request: Request) -> None:
         """Drop a request that was cancelled, or that is preempted and will be put back with its progress forgotten."""
         self._requests.remove(request)

@@ -10,6 +10,7 @@ from orthrus_backend.blocks import BlockPool
 from orthrus_backend.config import SchedulerSettings
 from orthrus_backend.outputs import Embedded, Ended, Output, Produced, StepResult
 from orthrus_backend.plan import Plan
+from orthrus_backend.prefix_cache import PrefixCache
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Kind, Outcome, Request, TokenLogprobs
 from orthrus_backend.scheduling.draft import Draft
 from orthrus_backend.scheduling.policy import Backlog, make_policy
@@ -22,13 +23,21 @@ class Scheduler:
     Invariants: a queue is in order of arrival and only its head may own blocks; `running` are generations whose known
     tokens are all computed but the last, in order of arrival.
 
-    With `whole_embeds` texts are never cut, as an encoder wants it: each is computed in one step, or refused.
+    With `whole_embeds` texts are never cut, as an encoder wants it: each is computed in one step, or refused. Without
+    `prefixes` every request is computed from its first token on.
     """
 
-    def __init__(self, settings: SchedulerSettings, pool: BlockPool, whole_embeds: bool = False) -> None:
+    def __init__(
+        self,
+        settings: SchedulerSettings,
+        pool: BlockPool,
+        whole_embeds: bool = False,
+        prefixes: PrefixCache | None = None,
+    ) -> None:
         self.settings = settings
         self.whole_embeds = whole_embeds
         self.pool = pool
+        self.prefixes = prefixes
         self.policy = make_policy(settings)
         self.queues: dict[Kind, Queue] = {
             Kind.EMBED: Queue(),
@@ -89,17 +98,19 @@ class Scheduler:
                 request.first_scheduled = now
         plan = Plan.ordered(draft.slices())
         for s in plan.embeds:
-            if s.start == 0 and s.completes:
-                self.pool.release(s.request)  # whole in one step: nobody will read its keys again
+            if self._is_whole(s.request, s.start, s.length):
+                self.pool.release(s.request)  # several turns that became one slice
         plan.check(self.settings.token_budget)
         return plan
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> list[Output]:
         """Advance every request by what the step computed, and say what became of it."""
         outputs: list[Output] = []
-        for s, pooled in zip(plan.embeds, result.pooled, strict=True):
+        for s, pooled, at_border in zip(plan.embeds, result.pooled, result.at_borders, strict=True):
             assert isinstance(s.request, EmbedRequest)
             s.request.computed = s.stop
+            if self.prefixes and at_border is not None:
+                self.prefixes.leave_recurring(s.request, at_border)
             if s.completes:
                 self._end(s.request, Outcome.EMBEDDED)
                 outputs.append(Embedded(s.request, pooled))
@@ -110,6 +121,8 @@ class Scheduler:
             assert isinstance(s.request, GenerateRequest)
             samples = s.completes
             s.request.computed = s.stop
+            if self.prefixes:
+                self.prefixes.leave(s.request, s.stop)
             if samples:
                 token = next(tokens)
                 try:
@@ -151,6 +164,8 @@ class Scheduler:
         waiting = [request for queue in self.queues.values() for request in queue]
         assert sorted(r.order for r in [*waiting, *self.running]) == sorted(self.live)
         self.pool.check_integrity(list(self.live.values()))
+        if self.prefixes:
+            self.prefixes.check_integrity()
         for kind, queue in self.queues.items():
             orders = [request.order for request in queue]
             assert orders == sorted(orders), f"{kind} queue out of order"
@@ -203,7 +218,7 @@ class Scheduler:
         preempt: it would be preempted next.
         """
         start = head.computed + draft.planned(head)
-        if self.whole_embeds and head.kind is Kind.EMBED:
+        if self._is_uncut(head):
             return head.total if head.total <= draft.left else 0
         tokens = min(self._chunk, head.total - start, draft.left)
         if isinstance(head, GenerateRequest):
@@ -211,19 +226,29 @@ class Scheduler:
                 return 0
             if start == 0 and not settled:
                 return 0
-        elif start == 0 and tokens == head.total:
+        elif self._is_whole(head, start, tokens):
             return tokens
         wanted = head.total if start == 0 else start + tokens
-        return tokens if self.pool.needed(wanted) - len(head.blocks) <= self.pool.free else 0
+        return tokens if self.pool.needed(wanted) - len(head.blocks) <= self.pool.available else 0
+
+    def _is_uncut(self, request: Request) -> bool:
+        return self.whole_embeds and request.kind is Kind.EMBED
+
+    def _is_whole(self, request: Request, start: int, tokens: int) -> bool:
+        """Whether such a piece is all of a text whose keys nobody will read again: it needs no blocks."""
+        return start == 0 and tokens == request.total and isinstance(request, EmbedRequest) and not request.recurring
 
     def _take_turn(self, kind: Kind, draft: Draft) -> None:
         queue = self.queues[kind]
         head = queue.head
         assert head is not None
+        if self.prefixes and head.computed + draft.planned(head) == 0 and not (head.blocks or self._is_uncut(head)):
+            self.prefixes.reuse(head)
+            queue.skip(head.computed)
         tokens = self._grant(head, draft, settled=True)
-        stop = head.computed + draft.planned(head) + tokens
-        whole = kind is Kind.EMBED and tokens == head.total
-        if not whole:
+        start = head.computed + draft.planned(head)
+        stop = start + tokens
+        if not self._is_whole(head, start, tokens):
             grown = self.pool.grow(head, stop)
             assert grown
         draft.add(head, tokens)

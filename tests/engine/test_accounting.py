@@ -59,7 +59,7 @@ def check(engine: Engine, requests: list[Request]) -> None:
     assert ended(engine) == Counter((r.kind, ENDS[r.outcome]) for r in requests if r.outcome is not None)
     assert received(engine).total() == ended(engine).total()
     for (name, labels), value in engine.metrics.gauges.items():
-        stays = ("state", "free") in labels or name == "orthrus_adapter_loaded"
+        stays = (name == "orthrus_kv_blocks" and ("state", "used") not in labels) or name == "orthrus_adapter_loaded"
         assert value == 0 or stays, f"{name} {labels} is {value} with nothing to do"
 
 

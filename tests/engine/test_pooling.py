@@ -50,7 +50,7 @@ def pool_chunks(hidden: Tensor, request: EmbedRequest, chunks: Sequence[int]) ->
     """Pool a text chunk by chunk; gives the state while rows are missing, then the vector."""
     start, result = 0, None
     for length in chunks:
-        (result,) = pool_slices(hidden[start : start + length], [Slice(request, start, length)])
+        (result,), _ = pool_slices(hidden[start : start + length], [Slice(request, start, length)])
         request.pool, start = result, start + length
     assert result is not None
     return result
@@ -145,9 +145,9 @@ def test_a_step_of_many_slices_equals_one_slice_at_a_time(
         request = embed_request(total, modes, normalize, dimensions=dimensions, unpooled=min(unpooled, total - 1))
         request.pool = pool_chunks(hidden_states(before, seed=i), request, [before]) if before else None
         slices.append(Slice(request, before, length))
-        expected += pool_slices(hidden[offset : offset + length], slices[-1:])
+        expected += pool_slices(hidden[offset : offset + length], slices[-1:])[0]
         offset += length
-    for got, want in zip(pool_slices(hidden, slices), expected, strict=True):
+    for got, want in zip(pool_slices(hidden, slices)[0], expected, strict=True):
         if isinstance(want, PoolState):
             assert isinstance(got, PoolState)
             assert got.weights == want.weights
@@ -157,7 +157,7 @@ def test_a_step_of_many_slices_equals_one_slice_at_a_time(
 
 
 def test_no_slices_give_no_vectors() -> None:
-    assert pool_slices(hidden_states(3), []) == []
+    assert pool_slices(hidden_states(3), []) == ([], [])
 
 
 @pytest.mark.parametrize("modes", SINGLE)
@@ -165,13 +165,13 @@ def test_a_broken_neighbour_does_not_spread(modes: Modes) -> None:
     hidden = hidden_states(4)
     hidden[:2] = float("nan")
     whole = [Slice(embed_request(2, modes), 0, 2), Slice(embed_request(2, modes), 0, 2)]
-    _, healthy = pool_slices(hidden, whole)
+    (_, healthy), _ = pool_slices(hidden, whole)
     assert isinstance(healthy, np.ndarray)
     assert np.isfinite(healthy).all()
 
 
 def test_a_kept_state_does_not_keep_the_step_alive() -> None:
     slices = [Slice(embed_request(5, ("mean",)), 0, 2), Slice(embed_request(2, ("mean",)), 0, 2)]
-    state, _ = pool_slices(hidden_states(4), slices)
+    (state, _), _ = pool_slices(hidden_states(4), slices)
     assert isinstance(state, PoolState)
     assert state.totals.untyped_storage().nbytes() == state.totals.numel() * 4

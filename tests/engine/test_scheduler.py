@@ -38,7 +38,8 @@ def scheduler(num_blocks: int = 64, block_size: int = 4, **changes: object) -> S
 
 def result_for(plan: Plan, ends: Set[int] = frozenset()) -> StepResult:
     sampled = [TokenLogprobs(END if s.request.order in ends else 7, 0.0, ()) for s in plan.samples]
-    return StepResult(sampled, [f"pool {s.request.order}" for s in plan.embeds])
+    pools = [f"pool {s.request.order}" for s in plan.embeds]
+    return StepResult(sampled, pools, [None] * len(pools))
 
 
 def run_step(sched: Scheduler, ends: Set[int] = frozenset()) -> Plan:

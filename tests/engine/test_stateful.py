@@ -147,8 +147,8 @@ class Life(RuleBasedStateMachine):
         scheduler = self.bench.scheduler
         scheduler.check_integrity()
         assert set(scheduler.live.values()) == set(self.questions)
-        owned = sum(len(request.blocks) for request in self.questions)
-        assert owned == scheduler.pool.used == NUM_BLOCKS - scheduler.pool.free
+        owned = {block for request in self.questions for block in request.blocks}
+        assert len(owned) == scheduler.pool.used == NUM_BLOCKS - scheduler.pool.free - scheduler.pool.cached
         assert len(scheduler.running) <= MAX_RUNNING
 
     def teardown(self) -> None:

@@ -19,6 +19,7 @@ from orthrus_backend.kv_cache import KVCache
 from orthrus_backend.model import Backbone
 from orthrus_backend.outputs import Embedded, Output, Produced
 from orthrus_backend.params import PoolingMode, SamplingParams
+from orthrus_backend.prefix_cache import PrefixCache
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Request
 from orthrus_backend.runner import Runner
 from orthrus_backend.sampling import Sampler
@@ -143,7 +144,8 @@ class Bench:
         values = {"token_budget": 64, "chunk_size": 16, "max_running": 16} | settings
         pool = BlockPool(num_blocks, attention(model).block_size)
         whole_embeds = embedder is not None and not embedder.layer_shapes()
-        self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool, whole_embeds)
+        prefixes = PrefixCache(pool)
+        self.scheduler = Scheduler(SchedulerSettings.model_validate(values), pool, whole_embeds, prefixes)
         self.runner: StepRunner = _runner(model, pool)
         if embedder is not None:
             self.runner = SplitRunner(_runner(embedder, pool), self.runner)
