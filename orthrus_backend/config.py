@@ -72,6 +72,7 @@ class SchedulerSettings(_Settings):
     chunk_size: int = Field(256, ge=0, description="tokens that one turn gives a request, at most; 0 for the budget")
     max_running: int = Field(64, ge=1, description="generations that decode at the same time, at most")
     patience: int = Field(4, ge=1, description="steps that a queue with work waits for its turn, at most")
+    step_time: float = Field(0.0, ge=0, description="seconds that a step should take, at most; 0 for no such limit")
     count_expected_output: bool = Field(False, description="count max_tokens still expected as outstanding work")
 
     @model_validator(mode="after")

@@ -13,8 +13,11 @@ from orthrus_backend.plan import Plan
 from orthrus_backend.prefix_cache import PrefixCache
 from orthrus_backend.request import EmbedRequest, GenerateRequest, Kind, Outcome, Request, TokenLogprobs
 from orthrus_backend.scheduling.draft import Draft
+from orthrus_backend.scheduling.pace import Pace
 from orthrus_backend.scheduling.policy import Backlog, make_policy
 from orthrus_backend.scheduling.queue import Queue
+
+_LEAST = 16  # tokens a step that the queues get also where the running generations take all of `step_time`
 
 
 class Scheduler:
@@ -47,6 +50,8 @@ class Scheduler:
         self.live: dict[int, Request] = {}  # by order: everything accepted and not yet ended
         self.preemptions = 0
         self._arrivals = 0
+        self._pace = Pace(settings.step_time) if settings.step_time else None
+        self._started = 0.0
 
     def check_admissible(self, request: Request) -> None:
         """Refuse what could never be computed.
@@ -86,6 +91,7 @@ class Scheduler:
 
     def schedule(self, now: float) -> Plan:
         """Plan the next step; there is work. `now` is seconds of `time.monotonic`."""
+        self._started = now
         queued = frozenset(kind for kind, queue in self.queues.items() if queue)
         draft = self._draft(self.policy.begin(queued, bool(self.running)))
         if not draft.lengths:
@@ -105,6 +111,8 @@ class Scheduler:
 
     def commit(self, plan: Plan, result: StepResult, now: float) -> list[Output]:
         """Advance every request by what the step computed, and say what became of it."""
+        if self._pace:
+            self._pace.observe(plan.tokens, now - self._started)
         outputs: list[Output] = []
         for s, pooled, at_border in zip(plan.embeds, result.pooled, result.at_borders, strict=True):
             assert isinstance(s.request, EmbedRequest)
@@ -185,8 +193,15 @@ class Scheduler:
     def _chunk(self) -> int:
         return self.settings.chunk_size or self.settings.token_budget
 
+    def _budget(self) -> int:
+        """Tokens that a step should hold."""
+        most = self.settings.token_budget
+        if self._pace is None:
+            return most
+        return int(min(most, max(self._pace.tokens(), len(self.running) + _LEAST)))
+
     def _draft(self, kinds: frozenset[Kind]) -> Draft:
-        draft = Draft(self.settings.token_budget)
+        draft = Draft(self._budget(), self.settings.token_budget)
         settled = True
         if Kind.GENERATE in kinds:
             settled = self._decode(draft)
@@ -219,7 +234,7 @@ class Scheduler:
         """
         start = head.computed + draft.planned(head)
         if self._is_uncut(head):
-            return head.total if head.total <= draft.left else 0
+            return head.total if head.total <= draft.room else 0
         tokens = min(self._chunk, head.total - start, draft.left)
         if isinstance(head, GenerateRequest):
             if len(self.running) + draft.entering >= self.settings.max_running:
@@ -232,7 +247,10 @@ class Scheduler:
         return tokens if self.pool.needed(wanted) - len(head.blocks) <= self.pool.available else 0
 
     def _is_uncut(self, request: Request) -> bool:
-        return self.whole_embeds and request.kind is Kind.EMBED
+        """Whether the request is a text for which there is only one step or none."""
+        if request.kind is not Kind.EMBED:
+            return False
+        return self.whole_embeds or self.pool.needed(request.total) > self.pool.num_blocks
 
     def _is_whole(self, request: Request, start: int, tokens: int) -> bool:
         """Whether such a piece is all of a text whose keys nobody will read again: it needs no blocks."""

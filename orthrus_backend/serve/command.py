@@ -104,6 +104,14 @@ def serve(
         int,
         typer.Option(help="Generations that decode at once, at most; below the token budget.", rich_help_panel=STEP),
     ] = DEFAULTS.scheduler.max_running,
+    step_time: Annotated[
+        float,
+        typer.Option(
+            help="Seconds that a step should take, at most, whatever the token budget: steps get as many tokens as"
+            " fit by what the latest ones took. 0: no such limit.",
+            rich_help_panel=STEP,
+        ),
+    ] = DEFAULTS.scheduler.step_time,
     device: Annotated[
         str,
         typer.Option(
@@ -224,6 +232,7 @@ def serve(
             "token_budget": str(token_budget),
             "chunk_size": str(chunk_size),
             "max_running": str(max_running),
+            "step_time": str(step_time),
             "kv_memory": kv_memory,
             "max_model_len": str(max_model_len or ""),
             "threads": str(threads or (_cores() // instances or 1 if instances > 1 else "")),
