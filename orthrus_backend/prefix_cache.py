@@ -4,9 +4,9 @@ A block is known by its tokens and by the block before it, back to the kind of r
 equal contents, no hash can collide. Only full blocks are known, and never the last token of a request, whose hidden
 state is wanted.
 
-A generation leaves every block that it filled. A text to embed needs its pooling state at the end of the last block as
-well, and mostly no blocks at all; so only a beginning that two texts had is kept: the second one pays for the blocks,
-the third gains. Knows neither steps nor tensors: pooling states are opaque.
+A generation leaves every block that it fills, in the step that fills it. A text to embed needs its pooling state at the
+end of the last block as well, and mostly no blocks at all; so only a beginning that two texts had is kept: the second
+one pays for the blocks, the third gains. Knows neither steps nor tensors: pooling states are opaque.
 """
 
 from collections import OrderedDict
@@ -73,7 +73,7 @@ class PrefixCache:
             request.recurring = recurring if recurring > shared else 0
 
     def leave(self, request: Request, tokens: int) -> None:
-        """Let others find the full blocks of a request's first `tokens` tokens, which are computed."""
+        """Let others find the full blocks of a request's first `tokens` tokens, computed by the end of this step."""
         size = self._pool.block_size
         while (stop := (request.linked + 1) * size) <= tokens:
             key = (

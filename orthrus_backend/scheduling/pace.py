@@ -1,8 +1,8 @@
 """How many tokens fit into a step that should take no longer than a given time, learnt from the steps before.
 
 A step of n tokens is taken to last `a + b n` seconds: reading the weights costs the same in every step, computing the
-same for every token. `a` and `b` are the least-squares line through the latest steps, of which each weighs more than the
-one before. Knows neither requests nor clocks.
+same for every token. `a` and `b` are the least-squares line through the latest steps, of which each weighs more than
+the one before. Knows neither requests nor clocks.
 """
 
 _DECAY = 0.98  # of a step's weight with every later one: some fifty steps count

@@ -269,6 +269,8 @@ class Scheduler:
         if not self._is_whole(head, start, tokens):
             grown = self.pool.grow(head, stop)
             assert grown
+        if self.prefixes and kind is Kind.GENERATE:
+            self.prefixes.leave(head, stop)  # for others in this step, too: keys are written before any are read
         draft.add(head, tokens)
         last = stop == head.total
         queue.take(tokens, last)

@@ -54,6 +54,16 @@ def test_a_prompt_goes_on_behind_what_an_earlier_one_began_with(family: str) -> 
     assert [first, second] == [alone(generate(prompt), family) for prompt in prompts]
 
 
+def test_prompts_of_one_step_share_what_the_first_of_them_computes() -> None:
+    """As the continuations of one prompt do that come together."""
+    bench = Bench(model(), token_budget=300, chunk_size=16)
+    prompt = [*INSTRUCTION, *random_ids(30, seed=2)]
+    answers = bench.run([generate(prompt, 5) for _ in range(4)])
+    assert hits(bench)[Kind.GENERATE] == 3 * 4 * BLOCK
+    assert len(bench.compositions) == 5
+    assert list(answers.values()) == [alone(generate(prompt, 5))] * 4
+
+
 def test_a_conversation_goes_on_behind_its_own_answer() -> None:
     bench = Bench(model())
     prompt = random_ids(30, seed=2)
