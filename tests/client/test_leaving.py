@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from uuid import uuid4
 
 import pytest
 from orthrus_client import AsyncOrthrusClient, DeadlineExceeded, OrthrusClient, Sampling
@@ -16,8 +17,12 @@ from tests.server.test_ends import once_running
 from tests.server.test_mixed import metric
 from tests.serving import RunningServer
 
-LONG_TEXTS = ["word " * 1000] * 24  # some seconds of work
 ENDLESS: Sampling = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
+
+
+def long_texts() -> list[str]:
+    """Some seconds of work; never the same texts, which would not be computed again."""
+    return [f"{uuid4()} {'word ' * 1000}" for _ in range(24)]
 
 
 @contextmanager
@@ -40,7 +45,7 @@ def cut_short(server: RunningServer, kind: str) -> Iterator[None]:
 
 def call(client: OrthrusClient, kind: str, timeout: float | None = None) -> None:
     if kind == "embed":
-        client.embed(LONG_TEXTS, timeout=timeout)
+        client.embed(long_texts(), timeout=timeout)
     else:
         client.generate("Once", timeout=timeout, **ENDLESS)
 
@@ -59,7 +64,7 @@ def test_ctrl_c(server: RunningServer, client: OrthrusClient, kind: str) -> None
 
 def test_a_time_out_of_an_embedding(server: RunningServer, client: OrthrusClient) -> None:
     with cut_short(server, "embed"), pytest.raises(DeadlineExceeded, match=r"0\.5 s"):
-        client.embed(LONG_TEXTS, timeout=0.5)
+        client.embed(long_texts(), timeout=0.5)
 
 
 @pytest.mark.parametrize("kind", ["generate", "embed"])
@@ -76,7 +81,7 @@ def test_the_server_keeps_the_time_where_no_stop_reaches_it(
 @pytest.mark.parametrize("kind", ["generate", "embed"])
 async def test_a_cancelled_task(server: RunningServer, aclient: AsyncOrthrusClient, kind: str) -> None:
     with cut_short(server, kind):
-        call = aclient.embed(LONG_TEXTS) if kind == "embed" else aclient.generate("Once", **ENDLESS)
+        call = aclient.embed(long_texts()) if kind == "embed" else aclient.generate("Once", **ENDLESS)
         task = asyncio.create_task(call)
         await asyncio.to_thread(once_running, server, kind)
         task.cancel()
@@ -88,7 +93,7 @@ async def test_a_cancelled_task(server: RunningServer, aclient: AsyncOrthrusClie
 async def test_a_time_out_of_an_awaited_embedding(server: RunningServer, aclient: AsyncOrthrusClient) -> None:
     with cut_short(server, "embed"):
         with pytest.raises(DeadlineExceeded, match=r"0\.5 s"):
-            await aclient.embed(LONG_TEXTS, timeout=0.5)
+            await aclient.embed(long_texts(), timeout=0.5)
         with pytest.raises(TimeoutError):  # the caller's own, around the call
             async with asyncio.timeout(0.5):
-                await aclient.embed(LONG_TEXTS)
+                await aclient.embed(long_texts())
