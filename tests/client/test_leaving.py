@@ -22,7 +22,7 @@ ENDLESS: Sampling = {"max_tokens": 1000, "temperature": 0.0, "ignore_eos": True}
 
 def long_texts() -> list[str]:
     """Some seconds of work; never the same texts, which would not be computed again."""
-    return [f"{uuid4()} {'word ' * 1000}" for _ in range(24)]
+    return [f"{uuid4()} {'word ' * 950}" for _ in range(24)]
 
 
 @contextmanager
