@@ -130,6 +130,8 @@ def load_backbone(location: str, settings: ModelSettings, head: bool = True) -> 
     """
     device = resolve_device(settings.device)
     dtype = resolve_dtype(settings.dtype, device)
+    if dtype is torch.float32:
+        torch.set_float32_matmul_precision("highest")  # some containers start with TF32, which is something else
     hook.register()
     _refuse_pickles(Path(location))
     source = pretrained_source(location)

@@ -54,4 +54,7 @@ def make_attention(device: torch.device, dtype: torch.dtype, shapes: Sequence[La
             return paged.PagedAttention(dtype)
         except NotCompiledError as error:
             _log.warning("attention runs on PyTorch's own operations, which is slower: %s", error)
+    if device.type == "cuda":
+        # cuDNN's attention compiles a plan for every new shape and keeps it; here every step has new shapes
+        torch.backends.cuda.enable_cudnn_sdp(False)
     return ReferenceAttention()

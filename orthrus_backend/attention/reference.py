@@ -107,13 +107,29 @@ def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, spec
     query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
     if mask is not None and mask.dim() == 3:
         mask = mask[:, None]  # [b, 1, n, m]: the same for all heads
-    if spec.softcap is None:
-        out = scaled_dot_product_attention(
-            query, key, value, attn_mask=mask, is_causal=mask is None, scale=spec.scale, enable_gqa=True
-        )
-    else:
+    if spec.softcap is not None:
         out = _softcapped(query, key, value, mask, spec.scale, spec.softcap)
+    elif mask is None:
+        out = scaled_dot_product_attention(query, key, value, is_causal=True, scale=spec.scale, enable_gqa=True)
+    else:
+        out = _grouped(query, key, value, mask, spec.scale)
     return out.transpose(1, 2)
+
+
+def _grouped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    """Heads of keys that several query heads share, under a mask. Shapes [b, heads, n, dim]; one of b and n is 1.
+
+    PyTorch's fast kernels for GPUs take a mask or shared keys. Given both, it would repeat all keys in float32, which
+    for many decodes is more memory than there is. So a group of query heads becomes rows, or a dimension of the batch.
+    """
+    kv_heads = key.shape[1]
+    if query.shape[2] == 1:
+        rows = query.reshape(len(query), kv_heads, -1, query.shape[-1])  # [b, kv_heads, group, dim]
+        out = scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
+        return out.flatten(1, 2)[:, :, None]
+    heads = query[0].unflatten(0, (kv_heads, -1))  # [kv_heads, group, n, dim]
+    key, value = (tensor[0, :, None].expand(-1, heads.shape[1], -1, -1) for tensor in (key, value))
+    return scaled_dot_product_attention(heads, key, value, attn_mask=mask, scale=scale).flatten(0, 1)[None]
 
 
 def _softcapped(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, scale: float, cap: float) -> Tensor:

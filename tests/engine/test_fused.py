@@ -78,9 +78,8 @@ def test_adapters_on_parts_of_merged_products_equal_peft(family: str, tmp_path: 
 
 
 def test_a_loaded_model_holds_its_weights_once(tmp_path: Path) -> None:
-    loaded = load_model(
-        str(save_small_model(tmp_path)), EngineSettings(model=ModelSettings(dtype="float32")), head=False
-    )
+    settings = EngineSettings(model=ModelSettings(dtype="float32", device="cpu"))
+    loaded = load_model(str(save_small_model(tmp_path)), settings, head=False)
     assert loaded.computation.fused is not None
     layer = loaded.backbone.model.base_model.layers[0]
     assert {m.weight.device.type for m in layer.modules() if isinstance(m, torch.nn.Linear)} == {"meta"}

@@ -193,6 +193,13 @@ def test_more_query_heads_than_the_kernels_take_are_left_to_the_reference(group:
     assert type(backend.make_attention(CPU, torch.float32, shapes)) is chosen
 
 
+def test_on_a_gpu_no_plan_is_compiled_for_each_shape() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    chosen = backend.make_attention(torch.device("cuda"), torch.bfloat16, [LayerShape(1, 64, 64)])
+    assert isinstance(chosen, ReferenceAttention)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_a_model_with_many_heads_for_one_of_keys_passes_its_self_check() -> None:
     config = LlamaConfig(
         **sizes() | {"hidden_size": 144, "num_attention_heads": 72, "num_key_value_heads": 1, "head_dim": 16}

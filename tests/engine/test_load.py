@@ -46,6 +46,13 @@ def test_sharded_safetensors_equal_whole_ones(tmp_path: Path) -> None:
     assert answers(whole) == answers(shards) == answers(backbone("llama-tied"))
 
 
+def test_float32_is_no_shorter_format_whatever_the_environment_says(tmp_path: Path) -> None:
+    save(tmp_path)
+    torch.set_float32_matmul_precision("medium")
+    load_backbone(str(tmp_path), PLAIN)
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
 def test_a_missing_shard_is_named(tmp_path: Path) -> None:
     save(tmp_path, max_shard_size="40KB")
     lost = sorted(tmp_path.glob("*.safetensors"))[1]
@@ -171,7 +178,7 @@ def padded_model(folder: Path) -> None:
 @pytest.mark.parametrize("params", [{"temperature": 0}, {"seed": 1}, {"seed": 1, "top_p": 0.9, "logprobs": 5}])
 def test_a_padded_vocabulary_never_yields_an_undecodable_id(params: dict[str, Any], tmp_path: Path) -> None:
     padded_model(tmp_path)
-    settings = {"model": str(tmp_path), "dtype": "float32", "device": "cpu", "kv_memory": "4MiB"}
+    settings = {"model": str(tmp_path), "dtype": "float32", "kv_memory": "4MiB"}
     service = build_service(EngineSettings.from_parameters(settings))
     request = service.intake.generate(
         [5, 6, 7], SamplingParams.from_mapping({"max_tokens": 60, "ignore_eos": True} | params)

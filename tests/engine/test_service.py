@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def service(folder: Path) -> Iterator[Service]:
-    parameters = {"model": str(folder), "dtype": "float32", "device": "cpu", "kv_memory": "64KiB"}
+    parameters = {"model": str(folder), "dtype": "float32", "kv_memory": "64KiB"}
     service = build_service(EngineSettings.from_parameters(parameters))
     yield service
     service.engine.close()
