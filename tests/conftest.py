@@ -8,16 +8,15 @@ import pytest
 import torch
 from xdist.scheduler import LoadScopeScheduling
 
-from orthrus_backend.default_model import ensure_default_model
 from tests.collector import Collector
-from tests.reference import Reference
+from tests.reference import Reference, reference
 from tests.serving import RunningServer, orthrus_serve, running
 from tests.small_model import save_shallow_model, save_small_model
 
 torch.set_num_threads(1)  # the server under test has another core; threads that spin for work would fight it
 
 SHARED = ("--dtype=float32", "--max-model-len=1024", "--threads=1", "--token-budget=128")  # short steps: it stops soon
-__all__ = ["RunningServer"]  # what `server` is, for annotations
+__all__ = ["RunningServer", "reference"]  # what `server` is, for annotations; a fixture that is made elsewhere
 
 
 @pytest.fixture(scope="session")
@@ -78,18 +77,13 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_small_model(tmp_path_factory.mktemp("small"))
 
 
-@pytest.fixture(scope="session")
-def reference() -> Reference:
-    """The default model run by Hugging Face's own code."""
-    return Reference(ensure_default_model())
-
-
 ONE_SERVER = ("tests/client/", "tests/gateway/", "tests/server/")
 SERVERS_OF_THEIR_OWN = tuple(f"tests/server/test_{name}.py" for name in ("faults", "reload", "separate", "shutdown"))
 LONGEST = (
     "tests/server/test_reload.py",
     "tests/engine/test_default_model_exact.py",
     *ONE_SERVER,
+    "tests/test_gpu_check.py",
     "tests/engine/test_adapters.py",
     "tests/engine/test_scheduler.py",
 )

@@ -6,8 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from orthrus_backend.default_model import ensure_default_model
 
 _TOPICS = (
     *("The capital of France is", "Water boils at", "Once upon a time", "def fibonacci(n):", "The Gold plan covers"),
@@ -84,3 +87,9 @@ class Reference:
             "last": hidden[-1],
         }[pooling]
         return (pooled / pooled.norm()).numpy()
+
+
+@pytest.fixture(scope="session")
+def reference() -> Reference:
+    """The one that all tests share."""
+    return Reference(ensure_default_model())

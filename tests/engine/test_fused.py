@@ -13,7 +13,7 @@ from orthrus_backend.config import EngineSettings, ModelSettings
 from orthrus_backend.fused.matrix import Matrix
 from orthrus_backend.model import Backbone
 from orthrus_backend.self_check import self_check
-from tests.engine.test_exactness import plain_hidden
+from tests.engine.plain import plain_hidden
 from tests.engine.tiny import Bench, backbone, computation, configs, embed, random_ids
 from tests.small_model import save_small_model
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from orthrus_backend.padding import fill_up, padded
-from tests.engine.test_exactness import plain_hidden
+from tests.engine.plain import plain_hidden
 from tests.engine.tiny import Bench, backbone, embed, random_ids
 
 

@@ -13,8 +13,7 @@ from orthrus_backend.model import Backbone
 from orthrus_backend.params import PoolingMode
 from orthrus_backend.prefix_cache import PrefixCache
 from orthrus_backend.request import Kind, Request
-from tests.engine.test_stateful import layers
-from tests.engine.tiny import Bench, backbone, embed, generate, random_ids
+from tests.engine.tiny import Bench, backbone, embed, generate, layers, random_ids
 
 BLOCK = 16
 INSTRUCTION = random_ids(40, seed=1)  # two blocks and a half

@@ -7,7 +7,7 @@ import torch
 from orthrus_backend.model import Backbone
 from orthrus_backend.request import Outcome
 from orthrus_backend.self_check import self_check
-from tests.engine.test_exactness import plain_greedy, plain_hidden, plain_pool
+from tests.engine.plain import plain_greedy, plain_hidden, plain_pool
 from tests.engine.tiny import Bench, attention, backbone, embed, encoder, encoder_configs, generate, random_ids
 
 ENCODERS = sorted(set(encoder_configs()) - {"qwen3"})

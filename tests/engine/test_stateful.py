@@ -9,17 +9,15 @@ from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-import torch
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
-from torch import nn
 
-from orthrus_backend.adapters import Adapter, Factors
+from orthrus_backend.adapters import Adapter
 from orthrus_backend.model import Backbone
 from orthrus_backend.outputs import Embedded, Ended, Output, Produced
 from orthrus_backend.params import PoolingMode
 from orthrus_backend.request import GenerateRequest, Kind, Outcome, Request
-from tests.engine.tiny import Bench, backbone, embed, generate, random_ids
+from tests.engine.tiny import Bench, adapter, backbone, embed, generate, random_ids
 
 NUM_BLOCKS = 8  # of 16 tokens
 MAX_RUNNING = 4
@@ -49,26 +47,6 @@ class Question:
 def model() -> Backbone:
     """One for all: adapters and benches come and go around it."""
     return backbone()
-
-
-def adapter(version: int) -> Adapter:
-    """One of two versions of an adapter, loaded anew."""
-    return Adapter("A", layers(version))
-
-
-@cache
-def layers(version: int) -> dict[str, Factors]:
-    """Rank 4 on queries, values and one of the MLP's matrices, strong enough to change most tokens."""
-    generator = torch.Generator().manual_seed(version)
-
-    def factors(module: nn.Module) -> Factors:
-        assert isinstance(module, nn.Linear)
-        a = torch.randn(4, module.in_features, generator=generator)
-        return Factors(a, torch.randn(module.out_features, 4, generator=generator) * 0.1)
-
-    targets = ("q_proj", "v_proj", "down_proj")
-    modules = model().model.named_modules()
-    return {name: factors(module) for name, module in modules if name.endswith(targets)}
 
 
 @cache

@@ -5,11 +5,12 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, PretrainedConfig
 from transformers import models as families
 
 from orthrus_backend.acceleration import Computation, accelerate
-from orthrus_backend.adapters import Adapter
+from orthrus_backend.adapters import Adapter, Factors
 from orthrus_backend.attention import hook
 from orthrus_backend.attention.backend import AttentionBackend
 from orthrus_backend.blocks import BlockPool
@@ -109,13 +110,13 @@ def encoder_configs() -> dict[str, PretrainedConfig]:
     }
 
 
-def encoder(family: str) -> Backbone:
+def encoder(family: str, dtype: torch.dtype = torch.float32) -> Backbone:
     """A tiny random embedding model on the CPU, without a language model's head."""
     hook.register()
     torch.manual_seed(1)
     config = encoder_configs()[family]
     config.initializer_range = 0.2
-    model = AutoModel.from_config(config, attn_implementation=hook.NAME, dtype=torch.float32)
+    model = AutoModel.from_config(config, attn_implementation=hook.NAME, dtype=dtype)
     return Backbone(model.eval().requires_grad_(False), torch.device("cpu"))
 
 
@@ -178,6 +179,26 @@ def _runner(model: Backbone, pool: BlockPool) -> Runner:
     cache = KVCache(model.layer_shapes(), pool.num_blocks, pool.block_size, model.dtype, model.device)
     sampler = Sampler(int(model.config.vocab_size), computation(model).largest)
     return Runner(model, attention(model), cache, computation(model).adapters, sampler)
+
+
+def adapter(version: int) -> Adapter:
+    """One of two versions of an adapter for `backbone()`, loaded anew."""
+    return Adapter("A", layers(version))
+
+
+@cache
+def layers(version: int) -> dict[str, Factors]:
+    """Rank 4 on queries, values and one of the MLP's matrices, strong enough to change most tokens."""
+    generator = torch.Generator().manual_seed(version)
+
+    def factors(module: nn.Module) -> Factors:
+        assert isinstance(module, nn.Linear)
+        a = torch.randn(4, module.in_features, generator=generator)
+        return Factors(a, torch.randn(module.out_features, 4, generator=generator) * 0.1)
+
+    targets = ("q_proj", "v_proj", "down_proj")
+    modules = backbone().model.named_modules()
+    return {name: factors(module) for name, module in modules if name.endswith(targets)}
 
 
 def embed(ids: list[int], pooling: PoolingMode = "mean", adapter: Adapter | None = None) -> EmbedRequest:
