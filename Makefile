@@ -5,6 +5,8 @@
 # make browser-check  the tests of the gateway's page in a Chromium, which leave pictures of it in screenshots/
 # make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
 # make soak    10,000 requests, many cancelled, late or wrong, and a ledger of their answers (ARGS="--requests 500" for fewer)
+# make gpu-check  is the engine right on this device, and how fast: tests, comparison with the CPU, speed beside a roofline
+#               (DEVICE=cuda or cpu; TINY=1 in small shapes, to check the check; ARGS="--only checks" for a part)
 # make loadtest  put a target under load and measure it (ARGS="run mix-50-50 --target orthrus")
 # make perf-analyzer  NVIDIA's perf_analyzer on a server of its own: unary and streaming, times of each token
 # make docker-check  carry out the steps of docker/Dockerfile.cpu in a Debian root, up to a served request (as root; minutes)
@@ -19,8 +21,10 @@ PYTHON ?= $(shell for python in python3.11 python3.12 python3; do \
 BIN := .venv/bin
 INSTALLED := .venv/installed
 ARGS ?=
+DEVICE ?=
+TINY ?=
 
-.PHONY: help demo serve test lint browser-check equivalence soak loadtest perf-analyzer docker-check install clean
+.PHONY: help demo serve test lint browser-check equivalence soak gpu-check loadtest perf-analyzer docker-check install clean
 .DEFAULT_GOAL := help
 
 help:
@@ -58,6 +62,9 @@ equivalence: $(INSTALLED)
 
 soak: $(INSTALLED)
 	$(BIN)/python -m tools.soak $(ARGS)
+
+gpu-check: $(INSTALLED)
+	$(BIN)/python -m tools.gpu_check $(if $(DEVICE),--device=$(DEVICE)) $(if $(filter-out 0,$(TINY)),--tiny) $(ARGS)
 
 loadtest: $(INSTALLED)
 	$(BIN)/python -m loadtest $(ARGS)
