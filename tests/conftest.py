@@ -78,7 +78,9 @@ def small_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 ONE_SERVER = ("tests/client/", "tests/gateway/", "tests/server/")
-SERVERS_OF_THEIR_OWN = tuple(f"tests/server/test_{name}.py" for name in ("faults", "reload", "separate", "shutdown"))
+SERVERS_OF_THEIR_OWN = tuple(
+    f"tests/server/test_{name}.py" for name in ("engines", "faults", "reload", "separate", "shutdown")
+)
 LONGEST = (
     "tests/server/test_reload.py",
     "tests/engine/test_default_model_exact.py",

@@ -20,6 +20,7 @@ from orthrus_backend.triton.logs import forward_logs
 from orthrus_backend.triton.metrics_export import MetricsExport
 from orthrus_backend.triton.parent import end_with_parent
 from orthrus_backend.triton.reception import Reception
+from orthrus_backend.triton.roster import Roster
 
 _DRAIN_POLL_SECONDS = 0.2
 _LAST_WORDS_SECONDS = 1.0  # for the last answers to get from this process to Triton
@@ -41,11 +42,14 @@ class TritonPythonModel:
         settings = EngineSettings.from_parameters(parameters)
         self._drain_timeout = settings.drain.drain_timeout
         self._finalizing = threading.Event()
+        self._reading = threading.Lock()
         self._drain_file = DrainFile(Path(settings.drain.drain_file)) if settings.drain.drain_file else None
+        self._roster = Roster(args["model_name"], server=os.getppid())
         self._journal = Journal(make_tellers(settings))
         self._service = build_service(settings, on_failure=self._leave)
-        self._reception = Reception(self._service, settings.limits, on_end=self._tell)
+        self._reception = Reception(self._service, settings.limits, on_end=self._tell, on_stop=self._roster.tell)
         self._export = MetricsExport(self._service.engine.metrics, engine=args["model_instance_name"])
+        self._roster.join(on_stop=self._stop)
         if self._drain_file is not None:
             threading.Thread(target=self._drain_when_asked, name="orthrus-drain", daemon=True).start()
 
@@ -55,8 +59,9 @@ class TritonPythonModel:
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Accept requests; their answers come later, from the engine's delivery thread."""
-        for request in requests:
-            self._reception.receive(request)
+        with self._reading:
+            for request in requests:
+                self._reception.receive(request)
 
     def finalize(self) -> None:
         """Finish what runs, within the time that is given for it, and let go of everything of Triton's.
@@ -65,6 +70,7 @@ class TritonPythonModel:
         """
         self._finalizing.set()
         self._service.close(self._drain_timeout)
+        self._roster.close()
         self._export.close()
         del self._export
         self._journal.close()
@@ -77,6 +83,11 @@ class TritonPythonModel:
         _log.info("asked to finish: new requests are refused")
         self._service.close(self._drain_timeout)
         self._drain_file.release()
+
+    def _stop(self, request_id: str) -> None:
+        """What another engine was asked to stop. It waits for a request that is being read, which may be the one."""
+        with self._reading:
+            self._service.engine.cancel_id(request_id)
 
     def _leave(self) -> None:
         """End this process: Triton has no word for a model that cannot work any more, but it notices a dead one."""

@@ -1,9 +1,11 @@
 """The face of embeddings: one request in, one response out, so that plain `infer` works over HTTP and gRPC.
 
-Asks the decoupled backend model and passes its answer on, and tells it when nobody waits for the answer any more. Knows
-nothing of embeddings.
+Asks the decoupled backend model and passes its answer on, and tells its engines when nobody waits for the answer any
+more. Answers by itself when an engine has died, of which Triton tells nobody who waits. Knows nothing of embeddings.
 """
 
+import logging
+import os
 import threading
 import time
 from collections.abc import Sequence
@@ -14,14 +16,19 @@ from uuid import uuid4
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from orthrus_backend.triton.logs import forward_logs
 from orthrus_backend.triton.parameters import CALL, read_keys, read_timeout
 from orthrus_backend.triton.parent import end_with_parent
-from orthrus_backend.triton.responder import Responder, split_code
+from orthrus_backend.triton.responder import ErrorCode, Responder, split_code
+from orthrus_backend.triton.roster import Presence, Roster
 from orthrus_backend.triton.trace_context import trace_context
 
 _BACKEND = "orthrus"
 _MAX_WAITING = 512  # calls that wait for the backend at once; each one holds a sleeping thread
 _POLL_SECONDS = 0.1
+_READING_SECONDS = 60.0  # until engines have read all that they were sent
+_DEAD = "an engine has died"
+_log = logging.getLogger(__name__)
 
 
 class _Call:
@@ -39,6 +46,7 @@ class _Call:
         self._received = time.monotonic()
         self._parameters = _for_triton(read_keys(request)) | {**trace_context(request), CALL: self.id}
         self._inputs, self._outputs = _tensors(request)
+        self._claim = threading.Lock()  # held by the first who answers
 
     def forwarded(self) -> Any:
         """The copy for the backend, with the time that is left; None if none is left."""
@@ -56,14 +64,15 @@ class _Call:
             timeout=microseconds,
         )
 
-    def stop(self) -> None:
-        """Have the backend end its copy."""
-        stop = pb_utils.Tensor("stop", np.array([True]))
-        request = pb_utils.InferenceRequest(
-            model_name=_BACKEND, request_id=self.id, inputs=[stop], requested_output_names=["text_output"]
-        )
-        for _ in request.exec(decoupled=True):
-            pass
+    def send(self, tensors: Sequence[Any]) -> None:
+        """Answer, unless that was done."""
+        if self._claim.acquire(blocking=False):
+            self.responder.send(tensors, final=True)
+
+    def fail(self, message: str, code: ErrorCode) -> None:
+        """Answer with an error, unless there is an answer."""
+        if self._claim.acquire(blocking=False):
+            self.responder.fail(message, code)
 
 
 class TritonPythonModel:
@@ -71,17 +80,27 @@ class TritonPythonModel:
 
     def initialize(self, args: dict[str, str]) -> None:
         """Start the threads that wait."""
+        forward_logs()
         end_with_parent()
-        self._waiters = ThreadPoolExecutor(_MAX_WAITING, thread_name_prefix="orthrus-face")
+        self._roster = Roster(_BACKEND, server=os.getppid())
+        self._engines = Presence()  # as they were when last looked at
+        self._waiters = _waiters()
         self._calls: dict[str, _Call] = {}
         self._closing = threading.Event()
-        self._watch = threading.Thread(target=self._watch_callers, name="orthrus-face-watch", daemon=True)
+        self._watch = threading.Thread(target=self._watch_others, name="orthrus-face-watch", daemon=True)
         self._watch.start()
+
+    def is_ready(self) -> bool:
+        """Whether no engine has died. One that was unloaded, or is still to be loaded, is not dead."""
+        return not self._engines.dead
 
     def execute(self, requests: Sequence[Any]) -> None:
         """Pass requests on; their answers come later."""
         for request in requests:
             responder = Responder(request)
+            if self._engines.dead and not self._engines.alive:
+                responder.fail(_DEAD, "UNAVAILABLE")
+                continue
             try:
                 call = _Call(request, responder)
             except ValueError as error:
@@ -95,38 +114,67 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Wait for the answers that are still to come."""
-        self._waiters.shutdown()
+        while self._calls:
+            time.sleep(_POLL_SECONDS)
         self._closing.set()
         self._watch.join()
+        self._roster.close()
 
     def _answer(self, call: _Call) -> None:
-        responder = call.responder
         try:
-            if responder.is_cancelled():
-                responder.fail("its caller has gone", "CANCELLED")
+            if call.responder.is_cancelled():
+                call.fail("its caller has gone", "CANCELLED")
                 return
             forwarded = call.forwarded()
             if forwarded is None:
-                responder.fail("the request's time is over", "DEADLINE_EXCEEDED")
+                call.fail("the request's time is over", "DEADLINE_EXCEEDED")
                 return
             answers = [r for r in forwarded.exec(decoupled=True) if r.has_error() or r.output_tensors()]
             assert len(answers) == 1, f"the backend answered {len(answers)} times"
             if answers[0].has_error():
-                responder.fail(*split_code(answers[0].error().message()))
+                call.fail(*split_code(answers[0].error().message()))
             else:
-                responder.send(answers[0].output_tensors(), final=True)
+                call.send(answers[0].output_tensors())
         except Exception as error:  # whatever it is, the caller must not wait for ever
-            if responder.open:
-                responder.fail(f"embed failed: {error}", "INTERNAL")
+            call.fail(f"embed failed: {error}", "INTERNAL")
         finally:
-            del self._calls[call.id]
+            self._calls.pop(call.id, None)
 
-    def _watch_callers(self) -> None:
-        """Asks until a call has ended: a stop that overtakes its request finds nothing to end."""
+    def _watch_others(self) -> None:
+        """Looks for engines that die and for callers that leave.
+
+        The engines are told of a caller until its call has ended: what overtakes the call finds nothing to end.
+        """
         while not self._closing.wait(_POLL_SECONDS):
+            before, self._engines = self._engines, self._roster.presence()
+            if died := self._engines.dead - before.dead:
+                _log.error("processes of engines have died: %s", sorted(died))
+                self._give_up()
             for call in list(self._calls.values()):
-                if call.responder.is_cancelled() and call.responder.open:
-                    call.stop()
+                if call.responder.is_cancelled():
+                    self._roster.tell(call.id)
+
+    def _give_up(self) -> None:
+        """Answer all that wait: nobody knows which of them had gone to the engine that died, and which to another one.
+
+        Triton never wakes the threads that wait for it, so others take their place; and they do so first: a call that
+        comes meanwhile is among those given up, or has one of the new threads.
+        """
+        self._waiters = _waiters()
+        given_up = list(self._calls.values())
+        for call in given_up:
+            call.fail(_DEAD, "UNAVAILABLE")
+        forget = threading.Timer(_READING_SECONDS, self._forget, given_up)
+        forget.daemon = True
+        forget.start()
+
+    def _forget(self, *calls: _Call) -> None:
+        for call in calls:
+            self._calls.pop(call.id, None)
+
+
+def _waiters() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(_MAX_WAITING, thread_name_prefix="orthrus-face")
 
 
 def _tensors(request: Any) -> tuple[list[Any], list[str]]:

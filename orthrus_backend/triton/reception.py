@@ -18,6 +18,7 @@ from orthrus_backend.triton.inputs import EmbedCall, GenerateCall, StopCall, ask
 from orthrus_backend.triton.parameters import read_timeout
 from orthrus_backend.triton.replies import EmbedReply, GenerateReply, acknowledge
 from orthrus_backend.triton.responder import Responder
+from orthrus_backend.triton.roster import LONGEST_ID
 from orthrus_backend.triton.size import request_bytes
 from orthrus_backend.triton.trace_context import trace_context
 
@@ -27,11 +28,18 @@ _log = logging.getLogger(__name__)
 class Reception:
     """Takes requests for one engine."""
 
-    def __init__(self, service: Service, limits: LimitSettings, on_end: Callable[[Record], None]) -> None:
-        """`on_end` is told of every call, when its last response was sent."""
+    def __init__(
+        self,
+        service: Service,
+        limits: LimitSettings,
+        on_end: Callable[[Record], None],
+        on_stop: Callable[[str], None],
+    ) -> None:
+        """`on_end` is told of every call, when its last response was sent; `on_stop` of every id to stop."""
         self._service = service
         self._limits = limits
         self._on_end = on_end
+        self._on_stop = on_stop
 
     def receive(self, request: Any) -> None:
         """Hand a request to the engine, which answers it later; or refuse it now."""
@@ -103,5 +111,8 @@ class Reception:
     def _stop(self, request_id: str, responder: Responder) -> None:
         if not request_id:
             raise ValueError("stop: the id of the request to cancel is needed as this request's id")
+        if (size := len(request_id.encode())) > LONGEST_ID:
+            raise ValueError(f"stop: the id has {size} bytes; the limit is {LONGEST_ID}")
         self._service.engine.cancel_id(request_id)
+        self._on_stop(request_id)
         acknowledge(responder)

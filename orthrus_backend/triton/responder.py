@@ -69,9 +69,12 @@ class Responder:
 
 
 def split_code(message: str) -> tuple[str, ErrorCode]:
-    """Text and code of an error that was sent to a caller inside Triton; INTERNAL where it has no code."""
+    """Text and code of an error that was sent to a caller inside Triton.
+
+    One without a code is Triton's own: the request has reached no engine, or one that has died.
+    """
     name, colon, text = message.partition(": ")
     for code in get_args(ErrorCode):
         if colon and name == code:
             return text, code
-    return message, "INTERNAL"
+    return message, "UNAVAILABLE"

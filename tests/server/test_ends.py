@@ -280,6 +280,11 @@ def test_stop_needs_an_id(server: RunningServer) -> None:
     assert "id" in answer.errors[0]
 
 
+def test_an_id_of_any_length_is_not_passed_on_to_other_engines(server: RunningServer) -> None:
+    answer = listen(server, message("orthrus", "x" * 65537, stop=True))
+    assert (answer.finals, answer.errors) == ([True], ["stop: the id has 65537 bytes; the limit is 65536"])
+
+
 def generate(server: RunningServer, model: str, body: dict[str, Any]) -> requests.Response:
     return requests.post(f"http://{server.http}/v2/models/{model}/generate", json=body, timeout=60)
 

@@ -1,84 +1,22 @@
 """A plain tritonserver as in a container: models come and go, and a hook drains the engine before the stop."""
 
-import os
 import signal
 import subprocess
-import time
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 import pytest
-import requests
 
-from orthrus_backend.serve.layout import lay_out
-from orthrus_backend.serve.ports import choose_endpoints
-from orthrus_backend.serve.triton_binary import find_triton
-from orthrus_backend.serve.workspace import workspace
+from tests.plain_server import Plain, plain_server
 from tests.server.test_generate import post
 from tests.server.test_shutdown import stream
-from tests.serving import RunningServer
-
-OPTIONS = (
-    *("--disable-auto-complete-config", "--pinned-memory-pool-byte-size=0", "--allow-gpu-metrics=false"),
-    *("--model-control-mode=explicit", "--load-model=generate", "--exit-timeout-secs=5"),
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Plain:
-    """A tritonserver without `orthrus serve`."""
-
-    server: RunningServer
-    drain: Path
-
-    @property
-    def triton(self) -> psutil.Process:
-        return psutil.Process(self.server.pid)
-
-    def control(self, action: str) -> None:
-        """Load or unload the engine; the answer comes when it is done."""
-        url = f"http://{self.server.http}/v2/repository/models/orthrus/{action}"
-        answer = requests.post(url, json={}, timeout=120)
-        assert answer.status_code == 200, answer.text
 
 
 @pytest.fixture
 def plain(tmp_path: Path, small_model: Path) -> Iterator[Plain]:
-    with workspace() as folder, (tmp_path / "log").open("wb") as log:
-        triton, endpoints, drain = (
-            find_triton(),
-            choose_endpoints("127.0.0.1", http=0, grpc=0, metrics=0),
-            folder / "drain",
-        )
-        parameters = {"model": str(small_model), "device": "cpu", "kv_memory": "4MiB", "drain_file": str(drain)}
-        layout = lay_out(folder, triton, parameters, 1)
-        places = {"model-repository": layout.models, "backend-directory": layout.backends}
-        for protocol, address in endpoints.as_dict().items():
-            host, _, port = address.rpartition(":")
-            places |= {f"{protocol}-address": host, f"{protocol}-port": port}
-        command = [str(triton.server), *OPTIONS, *(f"--{name}={value}" for name, value in places.items())]
-        command.append(f"--backend-config=python,shm-region-prefix-name={folder.name}-")
-        process = subprocess.Popen(command, env=triton.environment(os.environ), stdout=log, stderr=log, text=True)
-        try:
-            server = RunningServer(**endpoints.as_dict(), process=process, log=tmp_path / "log")
-            wait_until_ready(server)
-            yield Plain(server, drain)
-        finally:
-            process.kill()
-            process.wait()
-
-
-def wait_until_ready(server: RunningServer) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.process.poll() is None:
-        with suppress(requests.ConnectionError):
-            if requests.get(f"http://{server.http}/v2/models/generate/ready", timeout=5).status_code == 200:
-                return
-        time.sleep(0.2)
-    raise AssertionError("the server did not get ready")
+    with plain_server(tmp_path / "log", {"model": str(small_model), "kv_memory": "4MiB"}, ["generate"]) as server:
+        yield server
 
 
 @pytest.mark.timeout(900)  # the engine is loaded six times
