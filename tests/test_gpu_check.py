@@ -158,13 +158,19 @@ def test_an_error_of_one_in_a_thousand_is_found_in_float32(work: str, monkeypatc
 
 @pytest.mark.parametrize(
     ("name", "parameters"),
-    [("mistral-7b", 7_241_732_096), ("qwen2-7b", 7_615_616_512), ("llama-3.1-8b", 8_030_261_248)],
+    [
+        ("smollm2-135m", 134_515_008),
+        ("mistral-7b", 7_241_732_096),
+        ("qwen2-7b", 7_615_616_512),
+        ("llama-3.1-8b", 8_030_261_248),
+    ],
 )
 def test_shapes_have_the_parameters_that_the_models_are_known_by(name: str, parameters: int) -> None:
     model = build(config_of(name, tiny=False), torch.device("meta"), torch.bfloat16)
     assert sum(parameter.numel() for parameter in model.parameters()) == parameters
     assert all(parameter.is_meta for parameter in model.parameters())
-    assert (model.config.hidden_size, model.config.vocab_size) in {(4096, 32000), (3584, 152064), (4096, 128256)}
+    widths = {(576, 49152), (4096, 32000), (3584, 152064), (4096, 128256)}
+    assert (model.config.hidden_size, model.config.vocab_size) in widths
 
 
 def prepared(model: Backbone) -> Prepared:

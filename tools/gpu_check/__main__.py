@@ -24,6 +24,7 @@ from tools.gpu_check.process import PartError, run_apart
 from tools.gpu_check.report import markdown
 
 PARTS = ("tests", "checks", *models.NAMES)
+PARTS_ON_CPU = PARTS[:3]  # unless told otherwise: the other models are too large
 # Where each kind of row is in the document.
 _KINDS = {
     device.Card: "card",
@@ -94,10 +95,11 @@ def main(
     if strangers := sorted(set(only or ()) - set(PARTS)):
         sys.exit(f"error: --only {strangers[0]!r} is none of {', '.join(PARTS)}")
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that it, too, ends what is started here
-    chosen = [part for part in PARTS if part in (only or PARTS)]
+    name = device_name.value
+    usual = PARTS_ON_CPU if device.is_cpu(name) and not tiny else PARTS
+    chosen = [part for part in PARTS if part in (only or usual)]
     folder = out or Path("gpu-check-results") / datetime.now().strftime("%Y%m%d-%H%M%S")
     folder.mkdir(parents=True, exist_ok=True)
-    name = device_name.value
     results = Results(folder, name, tiny, chosen)
     if not results.run("device", partial(device.describe, name)):
         chosen = []

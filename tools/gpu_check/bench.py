@@ -30,6 +30,7 @@ class Sizes:
     text: int
     prompt: int
     output: int  # of a generation beside embeddings
+    running: tuple[int, ...]  # generations that decode together
     budgets: tuple[int, ...]  # of a step of embeddings
     mixed_budget: int  # of a step of both
     chunk: int  # of a turn in it
@@ -44,6 +45,7 @@ FULL = Sizes(
     text=512,
     prompt=512,
     output=64,
+    running=(1, 32, 256),
     budgets=(512, 2048, 8192),
     mixed_budget=2048,
     chunk=512,
@@ -53,10 +55,25 @@ FULL = Sizes(
     repetitions=5,
     decode_steps=20,
 )
+ON_CPU = Sizes(
+    text=128,
+    prompt=128,
+    output=32,
+    running=(1, 8, 32, 64),
+    budgets=(128, 512),
+    mixed_budget=512,
+    chunk=256,
+    steps=2,
+    texts=32,
+    generations=8,
+    repetitions=3,
+    decode_steps=10,
+)
 TINY = Sizes(
     text=8,
     prompt=4,
     output=4,
+    running=(1, 32, 256),
     budgets=(16, 64),
     mixed_budget=32,
     chunk=8,

@@ -41,6 +41,11 @@ class Ceiling:
     fault: str = ""
 
 
+def is_cpu(device_name: str) -> bool:
+    """Whether it will be the CPU."""
+    return device_name == "cpu" or (device_name == "auto" and not torch.cuda.is_available())
+
+
 def describe(device_name: str) -> Iterator[Card]:
     """What it is. Raises `ValueError` where there is none."""
     device = resolve_device(device_name)

@@ -31,6 +31,21 @@ _TINY: dict[str, Any] = {
 }
 _WIDE = {"hidden_size": 4096, "intermediate_size": 14336, "num_hidden_layers": 32, "num_attention_heads": 32}
 _SHAPES: dict[str, tuple[type[PretrainedConfig], dict[str, Any]]] = {
+    "smollm2-135m": (  # the default model
+        families.LlamaConfig,
+        {
+            "vocab_size": 49152,
+            "hidden_size": 576,
+            "intermediate_size": 1536,
+            "num_hidden_layers": 30,
+            "num_attention_heads": 9,
+            "num_key_value_heads": 3,
+            "max_position_embeddings": 8192,
+            "rms_norm_eps": 1e-5,
+            "tie_word_embeddings": True,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e5},
+        },
+    ),
     "mistral-7b": (  # version 0.1
         families.MistralConfig,
         {

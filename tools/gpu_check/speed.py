@@ -15,13 +15,12 @@ from tqdm import tqdm
 from orthrus_backend.adapters import Adapter
 from orthrus_backend.config import PolicyName
 from orthrus_backend.model import Backbone, resolve_device, resolve_dtype
-from tools.gpu_check.bench import FULL, TINY, Bench, Sizes, Timing
+from tools.gpu_check.bench import FULL, ON_CPU, TINY, Bench, Sizes, Timing
 from tools.gpu_check.device import Ceiling
 from tools.gpu_check.models import build, config_of, make_adapter, prepare
 from tools.gpu_check.roofline import Counts
 
 RANKS = (16, 64)  # of the adapters on embeddings
-RUNNING = (1, 32, 256)  # generations that decode together
 POLICIES: tuple[PolicyName, ...] = ("ibs", "fcfs", "homogeneous")
 
 
@@ -69,7 +68,7 @@ def measure(name: str, device_name: str, tiny: bool, ceilings: Mapping[str, Ceil
     """Everything about one model. What fails is told in its row, and the others are measured all the same."""
     device = resolve_device(device_name)
     dtype = resolve_dtype("auto", device)
-    sizes, label = TINY if tiny else FULL, str(dtype).removeprefix("torch.")
+    sizes, label = TINY if tiny else ON_CPU if device.type == "cpu" else FULL, str(dtype).removeprefix("torch.")
     started = time.perf_counter()
     model = prepare(Backbone(build(config_of(name, tiny), device, dtype), device))
     adapters = [make_adapter(f"rank {rank}", model.backbone, rank) for rank in RANKS]
@@ -90,7 +89,7 @@ def _cases(bench: Bench, sizes: Sizes, adapters: list[Adapter]) -> list[_Case]:
         for budget in sizes.budgets
         for label, adapter in [("no adapter", None), *((adapter.name, adapter) for adapter in adapters)]
     ]
-    decodes = [_Case("decode", f"{running} running", partial(bench.decodes, running)) for running in RUNNING]
+    decodes = [_Case("decode", f"{running} running", partial(bench.decodes, running)) for running in sizes.running]
     mixed = [_Case("mixed", policy, partial(bench.mixed, policy, adapters)) for policy in POLICIES]
     return [*embeds, *decodes, *mixed]
 
