@@ -14,6 +14,7 @@ from typer.core import TyperCommand
 
 from loadtest import vllm_environment
 from loadtest.driver import BrokenTargetError
+from loadtest.markdown import markdown, read_all, with_numbers
 from loadtest.plan import Plan
 from loadtest.scenario import Scenario, names, read_scenario
 from loadtest.targets.catalogue import TARGETS, read_target
@@ -122,6 +123,17 @@ def install(what: Annotated[Literal["vllm"], typer.Argument()]) -> None:
         typer.echo(vllm_environment.install())
     except (RuntimeError, subprocess.CalledProcessError) as error:
         _fail(f"{what} could not be installed: {error}")
+
+
+@app.command()
+def readme(
+    results: Annotated[Path, typer.Argument(help="Folder of results.json files.", exists=True, file_okay=False)],
+    file: Annotated[Path, typer.Option(help="What gets the table, between its marks.")] = Path("README.md"),
+) -> None:
+    """Write the table of numbers into the README, from results."""
+    with _faults():
+        numbers = markdown(read_all(results))
+        file.write_text(with_numbers(file.read_text(encoding="utf-8"), numbers), encoding="utf-8")
 
 
 @app.command("list")

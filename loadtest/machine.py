@@ -1,8 +1,9 @@
-"""What a result was measured on: processor, cores, memory, versions, commit. No names of hosts or users."""
+"""What a result was measured on, and when: processor, cores, memory, versions, commit. No names of hosts or users."""
 
 import os
 import platform
 import subprocess
+from datetime import date
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,7 @@ def machine() -> dict[str, Any]:
     """Everything, as values for JSON."""
     cpu = _cpu()
     return {
+        "date": date.today().isoformat(),
         "cpu": cpu.get("model name", platform.machine()),
         "cpu_flags": [flag for flag in FLAGS if flag in cpu.get("flags", "").split()],
         "cores": len(os.sched_getaffinity(0)),

@@ -49,7 +49,7 @@ def table(result: Mapping[str, Any]) -> Table:
         caption = f"{caption or 'one round'}; x: ratio to {baseline}, of the same round"
     shown = Table("", *targets, title=title, caption=caption)
     for line in LINES:
-        cells = [_cell(target, line, label == baseline) for label, target in targets.items()]
+        cells = [cell(target, line, label == baseline) for label, target in targets.items()]
         if any(cells):
             shown.add_row(f"{line.label}{f' [{line.unit}]' if line.unit else ''}".replace("[", r"\["), *cells)
     shown.add_section()
@@ -67,17 +67,19 @@ def faults(result: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _cell(target: Mapping[str, Any], line: Line, is_baseline: bool) -> str:
-    spread = target["spread"].get(line.key)
-    if spread is None:
+def cell(target: Mapping[str, Any], line: Line, is_baseline: bool, spread: bool = True) -> str:
+    """What a target's column says in a line: the median and the ratio, each with its spread if asked for."""
+    of_rounds = target["spread"].get(line.key)
+    if of_rounds is None:
         return ""
-    text = _number(spread["median"] * line.factor)
-    if len(target["rounds"]) > 1:
-        text += f" ({_number(spread['least'] * line.factor)} to {_number(spread['most'] * line.factor)})"
+    spread = spread and len(target["rounds"]) > 1
+    text = _number(of_rounds["median"] * line.factor)
+    if spread:
+        text += f" ({_number(of_rounds['least'] * line.factor)} to {_number(of_rounds['most'] * line.factor)})"
     ratio = target["ratio"].get(line.key)
     if ratio is not None and not is_baseline:
         text += f"  {ratio['median']:.2f}x"
-        if len(target["rounds"]) > 1:
+        if spread:
             text += f" ({ratio['least']:.2f} to {ratio['most']:.2f})"
     return text
 

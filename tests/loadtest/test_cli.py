@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 
 from loadtest import vllm_environment
 from loadtest.__main__ import app
+from loadtest.markdown import BEGIN, END
 
 
 def loadtest(*arguments: str | Path) -> Result:
@@ -67,6 +68,17 @@ def test_compare_in_process(model: Path, tmp_path: Path) -> None:
     starts = [line for line in done.stderr.splitlines() if line.endswith("starting")]
     assert starts == [f"round {n} of 3: {target}: starting" for n in (1, 2, 3) for target in targets]
     assert "x: ratio to orthrus-engine:policy=fcfs" in done.stdout
+
+    readme = tmp_path / "README.md"
+    readme.write_text(f"before\n{BEGIN}{END}after\n")
+    assert loadtest("readme", tmp_path, "--file", readme).exit_code == 0
+    lines = readme.read_text().splitlines()
+    assert "|  | `orthrus-engine` | `orthrus-engine:policy=fcfs` |" in lines
+    median = result["targets"][targets[0]]["spread"]["requests"]["median"]
+    (row,) = [line for line in lines if line.startswith("| all [req/s] | ")]
+    assert float(row.split()[4]) == pytest.approx(median, rel=0.01)
+    assert f"{ratio['median']:.2f}x" in row
+    assert (lines[0], lines[-1]) == ("before", "after")
 
 
 @pytest.mark.parametrize(
