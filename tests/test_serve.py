@@ -297,7 +297,8 @@ class TestLife:
 
 
 def test_an_idle_connection_does_not_hold_up_the_end(small_model: Path, tmp_path: Path) -> None:
-    with running(orthrus_serve(f"--model={small_model}"), tmp_path / "log") as server:
+    (temporary := tmp_path / "tmp").mkdir()
+    with running(orthrus_serve(f"--model={small_model}"), tmp_path / "log", temporary) as server:
         processes = server.processes()
         connection = http.client.HTTPConnection(server.http)
         connection.request("GET", "/v2")
@@ -306,6 +307,7 @@ def test_an_idle_connection_does_not_hold_up_the_end(small_model: Path, tmp_path
         assert server.process.wait(9) == 0, (tmp_path / "log").read_text()
         assert left_over(processes, within=2) == []
         assert list(Path("/dev/shm").glob(f"orthrus-{server.pid}-*")) == []
+        assert list(temporary.iterdir()) == []
 
 
 def test_a_ready_server_answers_on_the_addresses_it_printed(server: RunningServer) -> None:

@@ -59,7 +59,7 @@ class Session:
             command = [str(triton.server), *self._arguments(layout, gpu)]
             command.append(f"--backend-config=python,shm-region-prefix-name={folder.name}-")
             with _stoppable() as stop_with:
-                environment = triton.environment(QUIET | os.environ)
+                environment = triton.environment(QUIET | os.environ | {"TMPDIR": str(folder)})  # removed with it
                 server = TritonProcess(command, environment, self.endpoints, folder.name)
                 log = ServerLog(server.output, gpu=gpu, everything=self.log_level == "debug")
                 try:
