@@ -3,7 +3,7 @@
 # make test    run the tests (ARGS="-k name" for some of them)
 # make lint    ruff and mypy
 # make browser-check  the tests of the gateway's page in a Chromium, which leave pictures of it in screenshots/
-# make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 20" for a quick one)
+# make equivalence  compare embeddings in chunks with whole ones: a table (ARGS="--texts 3 --longest 256 --dtype float32" for a quick one)
 # make soak    10,000 requests, many cancelled, late or wrong, and a ledger of their answers (ARGS="--requests 500" for fewer)
 # make gpu-check  is the engine right on this device, and how fast: tests, comparison with the CPU, speed beside a roofline
 #               (DEVICE=cuda or cpu; TINY=1 in small shapes, to check the check; ARGS="--only checks" for a part)

@@ -31,7 +31,8 @@ _seeds = count()  # every user has texts of its own
 
 @events.init_command_line_parser.add_listener  # type: ignore[untyped-decorator]  # locust has no types for it
 def _add_options(parser: ArgumentParser) -> None:
-    """Options of locust's command line, which its page shows, too."""
+    """Options of locust's command line, which its page shows, too. The page itself is for this machine."""
+    parser.set_defaults(web_host="127.0.0.1")  # locust's own default lets others start load
     parser.add_argument("--grpc", default="localhost:8001", help="host:port of Triton's gRPC service")
     parser.add_argument("--http", default="localhost:8000", help="host:port of Triton's HTTP service")
     parser.add_argument("--model", default="", help="folder of the served model, for its tokenizer")

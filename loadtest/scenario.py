@@ -165,7 +165,7 @@ class Scenario(_Part):
         if factor <= 0:
             raise ValueError(f"scale {factor:g} is not above 0")
         phases = [{**phase, "streams": [_scaled(s, factor) for s in phase["streams"]]} for phase in self._phases()]
-        return self._changed(phases, f"scaled by {factor:g}" if factor != 1 else "")
+        return self._changed(phases, f"all numbers scaled by {factor:g}" if factor != 1 else "")
 
     def lasting(self, seconds: float) -> Self:
         """With every phase ended after `seconds`, its warm-up in proportion.

@@ -160,11 +160,3 @@ class EngineSettings(_Settings):
             return cls.model_validate(nested)
         except ValidationError as error:
             raise ValueError(one_line(error, sections=_GROUPS)) from error
-
-
-PARAMETERS = tuple(
-    sorted(
-        {name for group in _GROUPS.values() for name in group.model_fields}
-        | {name for name in EngineSettings.model_fields if name not in _GROUPS}
-    )
-)

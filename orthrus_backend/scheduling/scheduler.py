@@ -50,6 +50,8 @@ class Scheduler:
         self.live: dict[int, Request] = {}  # by order: everything accepted and not yet ended
         self.preemptions = 0
         self._arrivals = 0
+        self._short_of_blocks: set[Kind] = set()  # whose head could not go on in the draft for want of blocks
+        self._kept_waiting = dict.fromkeys(Kind, 0)  # steps in a row that this was so
         self._pace = Pace(settings.step_time) if settings.step_time else None
         self._started = 0.0
 
@@ -99,6 +101,9 @@ class Scheduler:
         while not draft.lengths:  # partly computed requests hold all blocks: the eldest gets its way
             self._preempt(self._youngest_owner())
             draft = self._draft(frozenset(Kind))
+        for kind, queue in self.queues.items():
+            waits = kind in self._short_of_blocks and queue.head is not None and not draft.planned(queue.head)
+            self._kept_waiting[kind] = self._kept_waiting[kind] + 1 if waits else 0
         for request in draft.requests.values():
             if request.first_scheduled is None:
                 request.first_scheduled = now
@@ -202,6 +207,7 @@ class Scheduler:
 
     def _draft(self, kinds: frozenset[Kind]) -> Draft:
         draft = Draft(self._budget(), self.settings.token_budget)
+        self._short_of_blocks.clear()
         settled = True
         if Kind.GENERATE in kinds:
             settled = self._decode(draft)
@@ -230,7 +236,8 @@ class Scheduler:
         """Tokens that a turn would give to the head of a queue now; 0 if it cannot be served in this step.
 
         A request starts only if all its known tokens can have blocks, and no generation starts in a step that had to
-        preempt: it would be preempted next.
+        preempt: it would be preempted next. Nor does any start that needs blocks while an elder one of the other kind
+        has waited for them for `patience` steps: it would take those that come free.
         """
         start = head.computed + draft.planned(head)
         if self._is_uncut(head):
@@ -243,8 +250,21 @@ class Scheduler:
                 return 0
         elif self._is_whole(head, start, tokens):
             return tokens
+        if start == 0 and self._gives_way(head):
+            return 0
         wanted = head.total if start == 0 else start + tokens
-        return tokens if self.pool.needed(wanted) - len(head.blocks) <= self.pool.available else 0
+        if self.pool.needed(wanted) - len(head.blocks) <= self.pool.available:
+            return tokens
+        if start == 0 and head.kind is Kind.EMBED and head.total <= min(self.longest_whole, draft.room):
+            return head.total  # the step's time would have it in parts, for which there is no room
+        self._short_of_blocks.add(head.kind)
+        return 0
+
+    def _gives_way(self, head: Request) -> bool:
+        (other,) = set(Kind) - {head.kind}
+        waiting = self.queues[other].head
+        starved = self._kept_waiting[other] >= self.settings.patience
+        return starved and waiting is not None and waiting.order < head.order
 
     def _is_uncut(self, request: Request) -> bool:
         """Whether the request is a text for which there is only one step or none."""

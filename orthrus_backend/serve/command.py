@@ -207,7 +207,8 @@ def serve(
         typer.Option(
             "--set",
             metavar="NAME=VALUE",
-            help="Any other parameter that model_repository/orthrus/config.pbtxt describes. May be repeated.",
+            help="Any other parameter of model_repository/orthrus/config.pbtxt: patience, prefix_caching,"
+            " count_expected_output. May be repeated.",
             rich_help_panel=SERVER,
         ),
     ] = None,

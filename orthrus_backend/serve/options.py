@@ -37,8 +37,11 @@ def check_length(model: str, max_model_len: int) -> None:
     """Refuse more tokens than `config.json` of the folder `model` allows. Where it is silent, the engine knows."""
     file = Path(model) / "config.json"
     if file.is_file():
-        config = json.loads(file.read_text(encoding="utf-8"))
-        limit = config.get("text_config", config).get("max_position_embeddings")
+        try:
+            config = json.loads(file.read_text(encoding="utf-8"))
+            limit = config.get("text_config", config).get("max_position_embeddings")
+        except (ValueError, AttributeError) as error:
+            raise ValueError(f"--model {model!r}: its config.json is not what a model has: {error}") from error
         if limit and max_model_len > limit:
             raise ValueError(f"--max-model-len {max_model_len}: the model's own limit is {limit}")
 

@@ -35,6 +35,8 @@ class Twin:
     credit: dict[str, float] = field(default_factory=lambda: {"embed": 0.0, "generate": 0.0})
     waited: dict[str, int] = field(default_factory=lambda: {"embed": 0, "generate": 0})
     last: str = "generate"
+    short: set[str] = field(default_factory=set)  # kinds whose head lacked blocks in this step
+    kept_waiting: dict[str, int] = field(default_factory=lambda: {"embed": 0, "generate": 0})
 
     def queue(self, kind: str, planned: dict[int, int]) -> list[Job]:
         return [
@@ -59,6 +61,10 @@ class Twin:
         while not planned:
             self.preempt_youngest()
             planned = self.fill({"embed", "generate"})
+        for kind in ("embed", "generate"):
+            waiting = self.queue(kind, planned)
+            waits = kind in self.short and waiting and waiting[0].order not in planned
+            self.kept_waiting[kind] = self.kept_waiting[kind] + 1 if waits else 0
         plan = []
         for order, length in planned.items():
             job = next(j for j in self.jobs if j.order == order)
@@ -82,6 +88,7 @@ class Twin:
     def fill(self, kinds: set[str]) -> dict[int, int]:
         planned: dict[int, int] = {}
         preempted = False
+        self.short = set()
         if "generate" in kinds:
             for job in [j for j in self.jobs if j.running]:
                 while job.running and self.need(job.tokens) - job.blocks > self.free():
@@ -127,8 +134,15 @@ class Twin:
                 return 0
         elif start == 0 and tokens == head.tokens:
             return tokens
+        other = "generate" if head.kind == "embed" else "embed"
+        rival = self.queue(other, planned)
+        if start == 0 and rival and rival[0].order < head.order and self.kept_waiting[other] >= self.patience:
+            return 0
         wanted = head.tokens if start == 0 else start + tokens
-        return tokens if self.need(wanted) - head.blocks <= self.free() else 0
+        if self.need(wanted) - head.blocks <= self.free():
+            return tokens
+        self.short.add(head.kind)
+        return 0
 
     def choose(self, turns: dict[str, int], planned: dict[int, int]) -> str:
         if self.policy == "fcfs":

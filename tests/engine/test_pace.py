@@ -122,6 +122,21 @@ def test_everything_ends_in_a_pool_that_is_too_small_for_most(seed: int, step_ti
     assert sched.pool.used == 0
 
 
+def test_a_text_that_one_turn_could_hold_waits_for_no_blocks() -> None:
+    """Other than the step's time wants it: generations hold the blocks that its parts would need."""
+    sched = paced(FIXED + 40 * PER_TOKEN, num_blocks=40, chunk_size=0)
+    clock = Clock(sched)
+    for _ in range(8):
+        sched.add(generate(16, max_tokens=200))
+    for _ in range(4):
+        clock.step()
+    text = embed(100)
+    sched.add(text)
+    for _ in range(3):
+        clock.step()
+    assert text.outcome is not None
+
+
 def test_a_text_too_large_for_the_pool_is_one_slice() -> None:
     sched = paced(0.07, num_blocks=2)
     clock = Clock(sched)

@@ -214,6 +214,19 @@ def test_a_running_generation_gets_a_token_in_every_step_whatever_is_queued() ->
         assert first.produced == step + 2
 
 
+def test_a_text_that_needs_many_blocks_gets_them_though_short_prompts_keep_coming() -> None:
+    """Of 16 blocks it needs 10, and the prompts would always take those that come free."""
+    sched = scheduler(num_blocks=16, block_size=16, token_budget=64, chunk_size=16, max_running=16)
+    text = embed(150)
+    for step in range(120):
+        while len(sched.live) < 12:
+            sched.add(generate(20, max_tokens=10))
+        if step == 20:
+            sched.add(text)
+        run_step(sched)
+    assert text.outcome is Outcome.EMBEDDED
+
+
 def test_a_freed_slot_is_used_in_the_next_step() -> None:
     sched = scheduler(max_running=4)
     requests = [generate(4, max_tokens=50) for _ in range(5)]

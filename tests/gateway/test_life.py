@@ -1,6 +1,7 @@
 """A gateway's life: clients that leave, time that runs out, a server that is away, and a clean end."""
 
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,6 +139,13 @@ class TestCommand:
         assert result.exit_code in (1, 2)
         assert words in result.stderr
         assert "Traceback" not in result.stderr
+
+    def test_a_port_that_is_taken_is_named(self) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            result = CliRunner().invoke(app, ["gateway", f"--port={port}"])
+        assert result.exit_code == 2
+        assert f"error: --port {port}: cannot listen on 127.0.0.1:{port}: Address already in use" in result.stderr
 
     @pytest.mark.parametrize(
         ("host", "key", "words"),

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx2
+import psutil
 import pytest
 
 from loadtest.perf_analyzer import tool
@@ -47,12 +48,14 @@ def test_locust_headless(server: RunningServer) -> None:
 
 def test_locust_with_its_page(server: RunningServer) -> None:
     port = free_port()
-    command = locust(server, "--web-host=127.0.0.1", f"--web-port={port}")
+    command = locust(server, f"--web-port={port}")
     with subprocess.Popen(command, cwd=PROJECT, stderr=subprocess.DEVNULL) as process:
         try:
             with httpx2.Client(base_url=f"http://127.0.0.1:{port}") as page:
                 _within(20, lambda: _reached(page))
                 assert "locust" in page.get("/").text.lower()
+                listening = [c for c in psutil.Process(process.pid).net_connections("inet") if c.status == "LISTEN"]
+                assert {connection.laddr.ip for connection in listening} == {"127.0.0.1"}
                 body = {"user_count": 2, "spawn_rate": 2, "embed_share": 1.0}
                 assert page.post("/swarm", data=body).json()["success"]
                 _within(20, lambda: _embeddings(page) > 0)

@@ -18,7 +18,7 @@ def markdown(document: Mapping[str, Any]) -> str:
         _ceilings(document["ceilings"]),
         _tests(document["tests"]),
         _checks(document["checks"]),
-        _speed(document["speed"]),
+        _speed(document["speed"], document["tiny"]),
     ]
     return "\n\n".join(filter(None, sections)) + "\n"
 
@@ -99,7 +99,7 @@ def _checks(rows: Sequence[Row]) -> str:
     )
 
 
-def _speed(rows: Sequence[Row]) -> str:
+def _speed(rows: Sequence[Row], tiny: bool) -> str:
     if not rows:
         return ""
     lines = [
@@ -111,7 +111,7 @@ def _speed(rows: Sequence[Row]) -> str:
     for name in dict.fromkeys(row["model"] for row in rows):
         mine = [row for row in rows if row["model"] == name]
         loaded = [row for row in mine if "work" not in row]
-        lines += ["", f"### {name}, {mine[0]['dtype']}", ""]
+        lines += ["", f"### {name}{', tiny' if tiny else ''}, {mine[0]['dtype']}", ""]
         lines += [f"Made and checked in {row['seconds']:.1f} s. {row['fault']}".rstrip() + "\n" for row in loaded]
         lines += [_speed_table([row for row in mine if "work" in row])]
     return "\n".join(lines)

@@ -76,8 +76,8 @@ def gateway(
 
     At / there is a page for a browser, which answers questions in rounds and shows them as they happen.
 
-    With ORTHRUS_API_KEY in the environment, whoever asks for anything below /v1 must send that key; the page asks for
-    it.
+    With ORTHRUS_API_KEY in the environment, whoever asks for anything below /v1 or /demo must send that key; the page
+    asks for it.
 
     When it listens, one line of JSON on stdout gives its address: {"http": "127.0.0.1:8080"}; a terminal is spared it.
     """
@@ -102,7 +102,11 @@ def gateway(
         if not _is_loopback(host):
             typer.echo(_exposure(address, with_key=key is not None), err=True)
 
-    if not run(settings, host, port, log_level, drain_timeout, announce):
+    try:
+        was_ready = run(settings, host, port, log_level, drain_timeout, announce)
+    except ValueError as error:
+        _fail(str(error), status=2)
+    if not was_ready:
         raise typer.Exit(1)
 
 

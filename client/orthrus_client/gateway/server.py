@@ -42,6 +42,9 @@ def run(
 
     Returns:
         Whether it was ever ready.
+
+    Raises:
+        ValueError: there can be no listening at this address.
     """
     closing = asyncio.Event()
     config = uvicorn.Config(
@@ -53,12 +56,20 @@ def run(
         timeout_graceful_shutdown=drain_timeout,
         server_header=False,
     )
-    listening = config.bind_socket()
+    listening = _listen(host, port)
     server = _Server(config, lambda: on_ready(_address(listening)), closing)
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: None)  # uvicorn raises the signal anew at its end, which is no failure
     server.run([listening])
     return server.started
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+        return socket.create_server(address[:2], family=family)
+    except OSError as error:
+        raise ValueError(f"--port {port}: cannot listen on {host}:{port}: {error.strerror}") from error
 
 
 def _address(listening: socket.socket) -> str:
