@@ -1,6 +1,6 @@
 """The engines of a server find each other: as processes of their own, which are told things, end and are killed."""
 
-import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,15 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from orthrus_backend.triton.roster import Presence, Roster
+from orthrus_backend.triton.roster import Presence, Roster, folder_name
 
 SERVER = 4000000000  # no process has this id
 ENGINE = """
 import sys
+import time
 from orthrus_backend.triton.roster import Roster
 
 roster = Roster("model", int(sys.argv[1]))
-roster.join(lambda request_id: print(request_id, flush=True))
+def obey(request_id):
+    time.sleep(float(sys.argv[2]))
+    print(request_id, flush=True)
+
+
+roster.join(obey)
 print("joined", flush=True)
 for line in sys.stdin:
     roster.tell(line.strip())
@@ -31,8 +37,8 @@ roster.close()
 class Engine(subprocess.Popen[str]):
     """Says what it hears, and passes on what it is told."""
 
-    def __init__(self, server: int = SERVER) -> None:
-        command = [sys.executable, "-c", ENGINE, str(server)]
+    def __init__(self, server: int = SERVER, slowness: float = 0) -> None:
+        command = [sys.executable, "-c", ENGINE, str(server), str(slowness)]
         super().__init__(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert self.hears() == "joined"
 
@@ -67,8 +73,8 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def engine(place: Path) -> Iterator[Callable[..., Engine]]:
     with ExitStack() as started:
 
-        def start(server: int = SERVER) -> Engine:
-            one = started.enter_context(Engine(server))
+        def start(server: int = SERVER, slowness: float = 0) -> Engine:
+            one = started.enter_context(Engine(server, slowness))
             started.callback(one.kill)
             return one
 
@@ -109,6 +115,36 @@ def test_one_that_does_not_listen_holds_up_nobody_for_long(engine: Callable[...,
     assert time.monotonic() - begun < 10
 
 
+def test_one_that_takes_its_time_hears_everything_and_holds_up_nobody(engine: Callable[..., Engine]) -> None:
+    slow, roster = engine(slowness=0.05), Roster("model", SERVER)
+    begun = time.monotonic()
+    for n in range(100):
+        roster.tell(str(n))
+    assert time.monotonic() - begun < 1
+    assert [slow.hears() for _ in range(100)] == [str(n) for n in range(100)]
+
+
+def test_a_death_is_seen_when_the_folder_was_removed(engine: Callable[..., Engine], place: Path) -> None:
+    killed, left = engine(), engine()
+    roster = Roster("model", SERVER)
+    roster.presence()
+    (folder,) = place.iterdir()
+    shutil.rmtree(folder)
+    assert roster.presence() == Presence(alive=frozenset({killed.pid, left.pid}))
+    killed.die()
+    assert roster.presence() == Presence(alive=frozenset({left.pid}), dead=frozenset({killed.pid}))
+    roster.tell("nobody hears this, and it harms nobody")
+
+
+def test_files_of_others_in_the_folder_are_nobody(engine: Callable[..., Engine], place: Path) -> None:
+    one = engine()
+    (next(place.iterdir()) / ".nfs0001").touch()
+    roster = Roster("model", SERVER)
+    assert roster.presence() == Presence(alive=frozenset({one.pid}))
+    roster.tell("a")
+    assert one.hears() == "a"
+
+
 def test_nobody_else_may_enter_the_folder(place: Path) -> None:
     Roster("model", SERVER)
     (folder,) = place.iterdir()
@@ -116,7 +152,7 @@ def test_nobody_else_may_enter_the_folder(place: Path) -> None:
 
 
 def test_a_folder_that_others_may_enter_is_refused_by_name(place: Path) -> None:
-    open_to_all = place / f"orthrus-engines-{os.geteuid()}-{SERVER}-model"
+    open_to_all = place / folder_name("model", SERVER)
     open_to_all.mkdir()
     open_to_all.chmod(0o777)
     with pytest.raises(PermissionError, match=str(open_to_all)):

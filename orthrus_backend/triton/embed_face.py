@@ -114,7 +114,7 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Wait for the answers that are still to come."""
-        while self._calls:
+        while any(call.responder.open for call in list(self._calls.values())):
             time.sleep(_POLL_SECONDS)
         self._closing.set()
         self._watch.join()
@@ -146,13 +146,19 @@ class TritonPythonModel:
         The engines are told of a caller until its call has ended: what overtakes the call finds nothing to end.
         """
         while not self._closing.wait(_POLL_SECONDS):
-            before, self._engines = self._engines, self._roster.presence()
-            if died := self._engines.dead - before.dead:
-                _log.error("processes of engines have died: %s", sorted(died))
-                self._give_up()
-            for call in list(self._calls.values()):
-                if call.responder.is_cancelled():
-                    self._roster.tell(call.id)
+            try:
+                self._look()
+            except Exception:  # the next look may go well
+                _log.exception("the engines could not be looked at")
+
+    def _look(self) -> None:
+        before, self._engines = self._engines, self._roster.presence()
+        if died := self._engines.dead - before.dead:
+            _log.error("processes of engines have died: %s", sorted(died))
+            self._give_up()
+        for call in list(self._calls.values()):
+            if call.responder.is_cancelled():
+                self._roster.tell(call.id)
 
     def _give_up(self) -> None:
         """Answer all that wait: nobody knows which of them had gone to the engine that died, and which to another one.

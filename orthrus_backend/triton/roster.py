@@ -16,9 +16,11 @@ from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from queue import Empty, Full, Queue, SimpleQueue
 
 LONGEST_ID = 1 << 16  # bytes
 _PREFIX = "orthrus-engines"
+_MOST_UNTOLD = 1000  # ids that wait to be passed on
 _PATIENCE_SECONDS = 1.0  # with an engine that does not read what it is told
 _log = logging.getLogger(__name__)
 
@@ -41,9 +43,13 @@ class Roster:
             OSError: there can be no folder for them that their user alone may enter.
         """
         _remove_unused()
-        self._folder = _enter(_places() / f"{_PREFIX}-{os.geteuid()}-{server}-{model}")
+        self._folder = _enter(_places() / folder_name(model, server))
         self._path = Path(f"/proc/self/fd/{self._folder}")  # short enough for an address, and always the same folder
         self._own: socket.socket | None = None
+        self._known: frozenset[int] = frozenset()  # who was there when last looked at
+        self._outbox: Queue[str | None] = Queue(_MOST_UNTOLD)
+        self._teller = threading.Thread(target=self._pass_on, name="orthrus-roster-tell", daemon=True)
+        self._teller.start()
 
     def join(self, on_stop: Callable[[str], None]) -> None:
         """Take part as an engine, which is told by a thread the ids that others pass on. The dead are forgotten."""
@@ -51,10 +57,18 @@ class Roster:
             self._place(pid).unlink(missing_ok=True)
         self._own = _socket()
         self._own.bind(str(self._place(os.getpid())))
-        threading.Thread(target=_listen, args=(self._own, on_stop), name="orthrus-roster", daemon=True).start()
+        heard: SimpleQueue[str] = SimpleQueue()  # Linux keeps few unread, and `on_stop` may take its time
+        threading.Thread(target=_listen, args=(self._own, heard), name="orthrus-roster", daemon=True).start()
+        threading.Thread(target=_obey, args=(heard, on_stop), name="orthrus-roster-stop", daemon=True).start()
 
     def presence(self) -> Presence:
-        """Who is there now. Takes microseconds."""
+        """Who is there now. Takes microseconds.
+
+        Where somebody has removed the folder, those whose processes have ended since are dead, however they ended.
+        """
+        if os.fstat(self._folder).st_nlink == 0:
+            running = frozenset(pid for pid in self._known if Path(f"/proc/{pid}").exists())
+            return Presence(running, self._known - running)
         alive, dead = set(), set()
         for pid in self._listed():
             with _socket() as probe:
@@ -65,23 +79,24 @@ class Roster:
                     dead.add(pid)
                 except FileNotFoundError:
                     pass  # it has left in this moment
-        return Presence(frozenset(alive), frozenset(dead))
+        self._known = frozenset(alive)
+        return Presence(self._known, frozenset(dead))
 
     def tell(self, request_id: str) -> None:
-        """Have all other engines stop what carries this id, of at most LONGEST_ID bytes."""
-        message = request_id.encode()
-        assert 0 < len(message) <= LONGEST_ID
-        for pid in self._listed() - {os.getpid()}:
-            with _socket() as out, suppress(ConnectionRefusedError, FileNotFoundError):
-                out.settimeout(_PATIENCE_SECONDS)
-                out.connect(str(self._place(pid)))
-                try:
-                    out.send(message)
-                except TimeoutError:
-                    _log.warning("engine %d could not be told to stop request %r", pid, request_id[:100])
+        """Have all other engines stop what carries this id, of at most LONGEST_ID bytes. A thread does it."""
+        assert 0 < len(request_id.encode()) <= LONGEST_ID
+        try:
+            self._outbox.put_nowait(request_id)
+        except Full:
+            _log.warning("too much is to be passed on: no other engine is told to stop request %r", request_id[:100])
 
     def close(self) -> None:
-        """Leave, in order."""
+        """Leave, in order. What was not passed on by then is not."""
+        with suppress(Empty):
+            while True:
+                self._outbox.get_nowait()
+        self._outbox.put(None)
+        self._teller.join()
         if self._own is not None:
             self._place(os.getpid()).unlink(missing_ok=True)
             self._own.shutdown(socket.SHUT_RDWR)
@@ -89,17 +104,38 @@ class Roster:
         os.close(self._folder)
         _remove_unused()
 
+    def _pass_on(self) -> None:
+        while (request_id := self._outbox.get()) is not None:
+            for pid in self._listed() - {os.getpid()}:
+                with _socket() as out, suppress(ConnectionRefusedError, FileNotFoundError):
+                    out.settimeout(_PATIENCE_SECONDS)
+                    out.connect(str(self._place(pid)))
+                    try:
+                        out.send(request_id.encode())
+                    except TimeoutError:
+                        _log.warning("engine %d could not be told to stop request %r", pid, request_id[:100])
+
     def _listed(self) -> set[int]:
-        return {int(socket_file.name) for socket_file in self._path.iterdir()}
+        return {int(socket_file.name) for socket_file in self._path.iterdir() if socket_file.name.isdecimal()}
 
     def _place(self, pid: int) -> Path:
         return self._path / str(pid)
 
 
-def _listen(own: socket.socket, on_stop: Callable[[str], None]) -> None:
+def folder_name(model: str, server: int) -> str:
+    """Where the engines of a server meet: containers that share a folder for temporary files each have a process 1."""
+    return f"{_PREFIX}-{os.geteuid()}-{Path('/proc/self/ns/pid').stat().st_ino}-{server}-{model}"
+
+
+def _listen(own: socket.socket, heard: SimpleQueue[str]) -> None:
     with own:
         while message := own.recv(LONGEST_ID):
-            on_stop(message.decode(errors="replace"))
+            heard.put(message.decode(errors="replace"))
+
+
+def _obey(heard: SimpleQueue[str], on_stop: Callable[[str], None]) -> None:
+    while True:
+        on_stop(heard.get())
 
 
 def _socket() -> socket.socket:
