@@ -17,6 +17,7 @@ from tests.reference import Reference, prompts, texts
 
 TOKENS = 16
 TEXTS = 24
+PROMPTS = prompts()[::2]
 POOLINGS: tuple[PoolingMode, ...] = ("mean", "weighted_mean", "cls", "last")
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
 
@@ -68,11 +69,11 @@ def service(loaded: LoadedModel) -> Iterator[Service]:
 
 @pytest.fixture(scope="module")
 def expected(reference: Reference) -> list[list[int]]:
-    return [reference.greedy(prompt, TOKENS) for prompt in prompts()]
+    return [reference.greedy(prompt, TOKENS) for prompt in PROMPTS]
 
 
 def test_greedy_equals_generate_alone(service: Service, expected: list[list[int]]) -> None:
-    for prompt, ids in list(zip(prompts(), expected, strict=True))[::2]:
+    for prompt, ids in zip(PROMPTS, expected, strict=True):
         (answer,) = ask(service, [service.intake.generate(prompt, GREEDY)])
         assert answer.ids == ids
         assert answer.text == service.tokenization.backend.decode(ids, skip_special_tokens=True)
@@ -82,7 +83,7 @@ def test_everything_at_once_equals_the_reference(
     service: Service, reference: Reference, expected: list[list[int]]
 ) -> None:
     before = service.engine.metrics.counters["orthrus_steps_total", (("composition", "mixed"),)]
-    generates = [service.intake.generate(prompt, GREEDY) for prompt in prompts()]
+    generates = [service.intake.generate(prompt, GREEDY) for prompt in PROMPTS]
     embeds = [service.intake.embed(text, EmbeddingParams()) for text in texts(TEXTS)]
     answers = ask(service, [*embeds, *generates])
     for answer, text in zip(answers, texts(TEXTS), strict=False):

@@ -126,7 +126,7 @@ def test_equals_its_twin_on_seeded_traces(policy: str) -> None:
     assert preemptions > 40  # the traces do reach the hard part
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from(["ibs", "fcfs", "homogeneous"]))
 def test_equals_its_twin_on_any_trace(seed: int, policy: str) -> None:
     assert Trace(seed, policy).run().pool.used == 0
