@@ -81,8 +81,10 @@ ONE_SERVER = ("tests/client/", "tests/gateway/", "tests/server/")
 SERVERS_OF_THEIR_OWN = tuple(
     f"tests/server/test_{name}.py" for name in ("engines", "faults", "reload", "separate", "shutdown")
 )
+OTHERS_OF_SERVER = tuple(f"tests/test_{name}.py" for name in ("dashboard", "docker", "readme"))
 LONGEST = (
     "tests/server/test_reload.py",
+    "tests/server/",
     "tests/engine/test_default_model_exact.py",
     *ONE_SERVER,
     "tests/test_gpu_check.py",
@@ -92,14 +94,17 @@ LONGEST = (
 
 
 class FoldersAndFiles(LoadScopeScheduling):
-    """With several processes, a folder whose tests ask `server` stays in one; other files go where there is room.
+    """With several processes, a folder whose tests ask `server` stays in one, and single files that do go with the
+    first of them; other files go where there is room.
 
     So at most as many servers run as there are processes, whose tests wait for them most of the time.
     """
 
     def _split_scope(self, nodeid: str) -> str:
         file = nodeid.partition("::")[0]
-        return file if file in SERVERS_OF_THEIR_OWN else next(filter(file.startswith, ONE_SERVER), file)
+        if file in SERVERS_OF_THEIR_OWN:
+            return file
+        return ONE_SERVER[0] if file in OTHERS_OF_SERVER else next(filter(file.startswith, ONE_SERVER), file)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -119,11 +119,11 @@ class Trace:
 @pytest.mark.parametrize("policy", ["ibs", "fcfs", "homogeneous"])
 def test_equals_its_twin_on_seeded_traces(policy: str) -> None:
     preemptions = 0
-    for seed in range(80):
+    for seed in range(40):
         sched = Trace(seed, policy).run()
         assert sched.pool.used == 0
         preemptions += sched.preemptions
-    assert preemptions > 40  # the traces do reach the hard part
+    assert preemptions > 20  # the traces do reach the hard part
 
 
 @settings(max_examples=60, deadline=None)

