@@ -16,6 +16,7 @@ from orthrus_backend.scheduling.draft import Draft
 from orthrus_backend.scheduling.pace import Pace
 from orthrus_backend.scheduling.policy import Backlog, make_policy
 from orthrus_backend.scheduling.queue import Queue
+from orthrus_backend.scheduling.turns import Turns
 
 _LEAST = 16  # tokens a step that the queues get also where the running generations take all of `step_time`
 
@@ -50,8 +51,7 @@ class Scheduler:
         self.live: dict[int, Request] = {}  # by order: everything accepted and not yet ended
         self.preemptions = 0
         self._arrivals = 0
-        self._short_of_blocks: set[Kind] = set()  # whose head could not go on in the draft for want of blocks
-        self._kept_waiting = dict.fromkeys(Kind, 0)  # steps in a row that this was so
+        self._turns = Turns(settings, pool, whole_embeds)
         self._pace = Pace(settings.step_time) if settings.step_time else None
         self._started = 0.0
 
@@ -101,15 +101,13 @@ class Scheduler:
         while not draft.lengths:  # partly computed requests hold all blocks: the eldest gets its way
             self._preempt(self._youngest_owner())
             draft = self._draft(frozenset(Kind))
-        for kind, queue in self.queues.items():
-            waits = kind in self._short_of_blocks and queue.head is not None and not draft.planned(queue.head)
-            self._kept_waiting[kind] = self._kept_waiting[kind] + 1 if waits else 0
+        self._turns.end({kind: queue.head for kind, queue in self.queues.items()}, draft)
         for request in draft.requests.values():
             if request.first_scheduled is None:
                 request.first_scheduled = now
         plan = Plan.ordered(draft.slices())
         for s in plan.embeds:
-            if self._is_whole(s.request, s.start, s.length):
+            if self._turns.is_whole(s.request, s.start, s.length):
                 self.pool.release(s.request)  # several turns that became one slice
         plan.check(self.settings.token_budget)
         return plan
@@ -191,12 +189,7 @@ class Scheduler:
     @property
     def longest_whole(self) -> int:
         """Tokens of a text that can be computed in one turn whatever else is running."""
-        room = self.settings.token_budget - self.settings.max_running
-        return room if self.whole_embeds else min(self._chunk, room)
-
-    @property
-    def _chunk(self) -> int:
-        return self.settings.chunk_size or self.settings.token_budget
+        return self._turns.longest_whole
 
     def _budget(self) -> int:
         """Tokens that a step should hold."""
@@ -207,7 +200,7 @@ class Scheduler:
 
     def _draft(self, kinds: frozenset[Kind]) -> Draft:
         draft = Draft(self._budget(), self.settings.token_budget)
-        self._short_of_blocks.clear()
+        self._turns.begin()
         settled = True
         if Kind.GENERATE in kinds:
             settled = self._decode(draft)
@@ -233,60 +226,24 @@ class Scheduler:
         return self.preemptions == before
 
     def _grant(self, head: Request, draft: Draft, settled: bool) -> int:
-        """Tokens that a turn would give to the head of a queue now; 0 if it cannot be served in this step.
+        """Tokens that a turn would give to the head of a queue now."""
+        return self._turns.tokens(head, self._rival(head), draft, len(self.running), settled)
 
-        A request starts only if all its known tokens can have blocks, and no generation starts in a step that had to
-        preempt: it would be preempted next. Nor does any start that needs blocks while an elder one of the other kind
-        has waited for them for `patience` steps: it would take those that come free.
-        """
-        start = head.computed + draft.planned(head)
-        if self._is_uncut(head):
-            return head.total if head.total <= draft.room else 0
-        tokens = min(self._chunk, head.total - start, draft.left)
-        if isinstance(head, GenerateRequest):
-            if len(self.running) + draft.entering >= self.settings.max_running:
-                return 0
-            if start == 0 and not settled:
-                return 0
-        elif self._is_whole(head, start, tokens):
-            return tokens
-        if start == 0 and self._gives_way(head):
-            return 0
-        wanted = head.total if start == 0 else start + tokens
-        if self.pool.needed(wanted) - len(head.blocks) <= self.pool.available:
-            return tokens
-        if start == 0 and head.kind is Kind.EMBED and head.total <= min(self.longest_whole, draft.room):
-            return head.total  # the step's time would have it in parts, for which there is no room
-        self._short_of_blocks.add(head.kind)
-        return 0
-
-    def _gives_way(self, head: Request) -> bool:
+    def _rival(self, head: Request) -> Request | None:
         (other,) = set(Kind) - {head.kind}
-        waiting = self.queues[other].head
-        starved = self._kept_waiting[other] >= self.settings.patience
-        return starved and waiting is not None and waiting.order < head.order
-
-    def _is_uncut(self, request: Request) -> bool:
-        """Whether the request is a text for which there is only one step or none."""
-        if request.kind is not Kind.EMBED:
-            return False
-        return self.whole_embeds or self.pool.needed(request.total) > self.pool.num_blocks
-
-    def _is_whole(self, request: Request, start: int, tokens: int) -> bool:
-        """Whether such a piece is all of a text whose keys nobody will read again: it needs no blocks."""
-        return start == 0 and tokens == request.total and isinstance(request, EmbedRequest) and not request.recurring
+        return self.queues[other].head
 
     def _take_turn(self, kind: Kind, draft: Draft) -> None:
         queue = self.queues[kind]
         head = queue.head
         assert head is not None
-        if self.prefixes and head.computed + draft.planned(head) == 0 and not (head.blocks or self._is_uncut(head)):
+        if self.prefixes and self._may_share(head, draft):
             self.prefixes.reuse(head)
             queue.skip(head.computed)
         tokens = self._grant(head, draft, settled=True)
         start = head.computed + draft.planned(head)
         stop = start + tokens
-        if not self._is_whole(head, start, tokens):
+        if not self._turns.is_whole(head, start, tokens):
             grown = self.pool.grow(head, stop)
             assert grown
         if self.prefixes and kind is Kind.GENERATE:
@@ -297,6 +254,11 @@ class Scheduler:
         if last and kind is Kind.GENERATE:
             draft.entering += 1
         self._note_if_empty(kind)
+
+    def _may_share(self, head: Request, draft: Draft) -> bool:
+        """Whether a request starts in this turn, and may take blocks."""
+        starts = head.computed + draft.planned(head) == 0 and not head.blocks
+        return starts and not (self._turns.is_uncut(head) or self._turns.gives_way(head, self._rival(head)))
 
     def _advance(self, request: GenerateRequest, token: TokenLogprobs, now: float) -> Produced:
         """Append a sampled token, and end the generation if it was the last one."""

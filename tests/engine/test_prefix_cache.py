@@ -178,6 +178,22 @@ def test_a_text_is_not_held_up_by_a_pool_too_small_to_share() -> None:
         close(vector, alone(embed(text.tokens)))
 
 
+def test_a_text_shares_nothing_while_an_elder_prompt_waits_for_blocks() -> None:
+    """It would take the blocks that the prompt waits for; and it needs none."""
+    bench = Bench(model(), num_blocks=8, chunk_size=32, patience=1)
+    answers: dict[Request, Any] = {}
+    requests: list[Request] = [generate(random_ids(16, seed=seed), 40) for seed in (1, 2)]  # soon 3 blocks each
+    requests.append(generate(random_ids(100, seed=3), 2))
+    requests += [embed([*INSTRUCTION[:20], seed + 3]) for seed in range(4)]
+    for request in requests:
+        bench.scheduler.add(request)
+    while bench.scheduler.has_work:
+        for output in bench.step():
+            if output.final:
+                answers[output.request] = output
+    assert len(answers) == len(requests)
+
+
 def test_what_was_seen_long_ago_is_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("orthrus_backend.prefix_cache._REMEMBERED", 4)
     cache = PrefixCache(BlockPool(64, BLOCK))
