@@ -65,7 +65,7 @@ def test_all_of_it_runs_and_says_the_same_in_json_and_markdown(tmp_path: Path) -
 
 
 def test_make_passes_device_and_size_on() -> None:
-    command = ["make", "--dry-run", "gpu-check", "DEVICE=cpu", "TINY=1", "ARGS=--only=checks"]
+    command = ["make", "--no-print-directory", "--dry-run", "gpu-check", "DEVICE=cpu", "TINY=1", "ARGS=--only=checks"]
     done = subprocess.run(command, cwd=PROJECT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1].endswith("python -m tools.gpu_check --device=cpu --tiny --only=checks")
 
