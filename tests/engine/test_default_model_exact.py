@@ -16,8 +16,8 @@ from orthrus_backend.request import Request
 from tests.reference import Reference, prompts, texts
 
 TOKENS = 16
-TEXTS = 24
-PROMPTS = prompts()[::2]
+TEXTS = 50
+PROMPTS = prompts()
 POOLINGS: tuple[PoolingMode, ...] = ("mean", "weighted_mean", "cls", "last")
 GREEDY = SamplingParams(temperature=0, max_tokens=TOKENS)
 
