@@ -18,6 +18,7 @@ from filelock import FileLock
 from orthrus_backend.config import cache_dir
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
+_INCLUDED = sorted(_SOURCE.parent.glob("*.h"))
 _FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 _LINKING = ("-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("g++", "c++")
@@ -53,7 +54,8 @@ def load_kernels() -> ctypes.CDLL:
 def _fingerprint(compiler: str) -> str:
     """What the machine code depends on: source, flags, compiler and processor."""
     version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    parts = (_SOURCE.read_text(), *_FLAGS, *_LINKING, version, platform.machine(), _processor())
+    sources = [file.read_text() for file in (_SOURCE, *_INCLUDED)]
+    parts = (*sources, *_FLAGS, *_LINKING, version, platform.machine(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
