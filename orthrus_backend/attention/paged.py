@@ -24,9 +24,9 @@ class PagedAttention:
 
     block_size = 16
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Raises `NotCompiledError` where the kernels cannot be compiled."""
-        self.kernels = Kernels(dtype)
+    def __init__(self, dtype: torch.dtype, tiles: bool = True) -> None:
+        """Raises `NotCompiledError` where the kernels cannot be compiled. `tiles`: see `Kernels`."""
+        self.kernels = Kernels(dtype, tiles)
 
     def begin(self, batch: Batch, cache: KVCache) -> "PagedStep":
         return PagedStep(self.kernels, batch, cache)

@@ -1,7 +1,7 @@
-// Paged attention: chunks and decodes, causal, with windows and capped scores.
+// Paged attention of a piece of a slice: causal, with windows and capped scores.
 #pragma once
 
-#include <vector>
+#include <type_traits>
 
 #include "vectors.h"
 
@@ -32,25 +32,39 @@ struct Attention {
 
   int group() const { return heads / kv_heads; }
 
-  const T* row(const T* cache, const T* batch, int64_t stride, const Item& item, int head, int64_t position) const {
-    if (item.table < 0) return batch + (item.first + position) * stride + int64_t(head) * dim;
-    const int64_t slot = int64_t(blocks[item.table + position / block_size]) * block_size + position % block_size;
-    return cache + (slot * kv_heads + head) * dim;
+  const T* query_row(const Item& item, int64_t token, int head) const {
+    return query + (item.first + token) * query_stride + int64_t(head) * dim;
   }
-  const T* key_row(const Item& item, int head, int64_t position) const {
-    return row(key_cache, key, key_stride, item, head, position);
+  // Where the rows of one head at positions `start` to `start + n` are.
+  void rows(const T** at, const T* cache, const T* batch, int64_t stride, const Item& item, int head, int64_t start,
+            int n) const {
+    if (item.table < 0) {
+      const T* first = batch + (item.first + start) * stride + int64_t(head) * dim;
+      for (int j = 0; j < n; ++j) at[j] = first + j * stride;
+      return;
+    }
+    const int32_t* block = blocks + item.table + start / block_size;
+    for (int j = 0, inside = int(start % block_size); j < n; ++block, inside = 0)
+      for (; j < n && inside < block_size; ++j, ++inside)
+        at[j] = cache + ((int64_t(*block) * block_size + inside) * kv_heads + head) * dim;
   }
-  const T* value_row(const Item& item, int head, int64_t position) const {
-    return row(value_cache, value, value_stride, item, head, position);
+  void key_rows(const T** at, const Item& item, int head, int64_t start, int n) const {
+    rows(at, key_cache, key, key_stride, item, head, start, n);
+  }
+  // Numbers from one key to the next, within a block.
+  int64_t key_step(const Item& item) const { return item.table < 0 ? key_stride : int64_t(kv_heads) * dim; }
+  void value_rows(const T** at, const Item& item, int head, int64_t start, int n) const {
+    rows(at, value_cache, value, value_stride, item, head, start, n);
   }
   int64_t oldest(int64_t position) const { return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0; }
 
   void cap(float* scores, int n) const {
-    if (softcap <= 0) return;
-    each(scores, n, [this](vf s) {
-      const vf t = exponential(s * (2 / softcap));
-      return softcap * (1 - 2 / (t + 1));  // c * tanh(s / c)
-    });
+    if (softcap > 0) each(scores, n, [this](vf s) { return capped(s); });
+  }
+  vf capped(vf s) const {
+    if (softcap <= 0) return s;
+    const vf t = exponential(s * (2 / softcap));
+    return softcap * (1 - 2 / (t + 1));  // c * tanh(s / c)
   }
 
   // Turns scores [n] into weights relative to the running maximum; returns what earlier sums are multiplied by.
@@ -71,14 +85,68 @@ struct Attention {
     return factor;
   }
 
-  // A few rows of one head group: every key is read once, as a dot product with each row.
+  // scores[R][n] = queries[R][D] of the keys: a key's products stay in vectors, and a vector's width of them is summed at once.
+  template <int D, int R>
+  static void dots(const T* const* keys, int n, const float (*queries)[D], float (*scores)[KEYS]) {
+    alignas(64) float parts[R][W][W];
+    for (int start = 0; start < n; start += W) {
+      const int count = std::min(W, n - start);
+      for (int j = 0; j < count; ++j) {
+        vf sums[R] = {};
+        for (int d = 0; d < D; d += W) {
+          const vf k = load(keys[start + j] + d);
+          for (int r = 0; r < R; ++r) sums[r] += k * load(queries[r] + d);
+        }
+        for (int r = 0; r < R; ++r) store(parts[r][j], sums[r]);
+      }
+      for (int j = count; j < W; ++j)
+        for (int r = 0; r < R; ++r) store(parts[r][j], vf{});
+      for (int r = 0; r < R; ++r) store(scores[r] + start, totals(parts[r]));
+    }
+  }
+
+  // sums[R][D] += weights[R][n] of the values, some columns at a time, in registers.
+  template <int D, int R>
+  static void weighted(const T* const* values, int n, const float (*weights)[KEYS], float (*sums)[D]) {
+    constexpr int MOST = W == 16 ? 4 : 2;
+    constexpr int STEP = D % (MOST * W) == 0 ? MOST : D % (2 * W) == 0 ? 2 : 1;
+    for (int column = 0; column < D; column += STEP * W) {
+      vf acc[R][STEP];
+      for (int r = 0; r < R; ++r)
+        for (int s = 0; s < STEP; ++s) acc[r][s] = load(sums[r] + column + s * W);
+      for (int j = 0; j < n; ++j) {
+        vf v[STEP];
+        for (int s = 0; s < STEP; ++s) v[s] = load(values[j] + column + s * W);
+        for (int r = 0; r < R; ++r)
+          for (int s = 0; s < STEP; ++s) acc[r][s] += v[s] * weights[r][j];
+      }
+      for (int r = 0; r < R; ++r)
+        for (int s = 0; s < STEP; ++s) store(sums[r] + column + s * W, acc[r][s]);
+    }
+  }
+
+  // Calls f(row, std::integral_constant of rows) for all rows, ROWS at a time.
+  template <class F>
+  static void by_rows(int rows, F f) {
+    int r = 0;
+    for (; r + 4 <= rows; r += 4) f(r, std::integral_constant<int, 4>{});
+    switch (rows - r) {
+      case 3: f(r, std::integral_constant<int, 3>{}); break;
+      case 2: f(r, std::integral_constant<int, 2>{}); break;
+      case 1: f(r, std::integral_constant<int, 1>{}); break;
+    }
+  }
+
+  // A few rows of one head group: keys and values are used where they lie.
   template <int D>
   void few(const Item& item, int head, int64_t first, int64_t last) const {
     const int g = group();
-    float queries[FEW][D], sums[FEW][D], scores[FEW][KEYS], highest[FEW], total[FEW];
+    alignas(64) float queries[FEW][D], sums[FEW][D], scores[FEW][KEYS];
+    float highest[FEW], total[FEW];
+    const T *keys[KEYS], *values[KEYS];
     const int rows = int(last - first) * g;
     for (int r = 0; r < rows; ++r) {
-      const T* q = query + (item.first + first + r / g) * query_stride + int64_t(head * g + r % g) * D;
+      const T* q = query_row(item, first + r / g, head * g + r % g);
       for (int d = 0; d < D; d += W) {
         store(queries[r] + d, load(q + d) * scale);
         store(sums[r] + d, vf{});
@@ -89,37 +157,27 @@ struct Attention {
     const int64_t end = item.offset + last;
     for (int64_t start = oldest(item.offset + first) / KEYS * KEYS; start < end; start += KEYS) {
       const int n = int(std::min<int64_t>(KEYS, end - start));
-      for (int j = 0; j < n; ++j) {
-        const T* k = key_row(item, head, start + j);
-        for (int r = 0; r < rows; ++r) {
-          vf a{}, b{};
-          for (int d = 0; d < D; d += 2 * W) {
-            a += load(k + d) * load(queries[r] + d);
-            if (d + W < D) b += load(k + d + W) * load(queries[r] + d + W);
-          }
-          scores[r][j] = sum(a + b);
-        }
-      }
-      int low[FEW], high[FEW];
-      for (int r = 0; r < rows; ++r) {
-        const int64_t position = item.offset + first + r / g;
-        low[r] = int(std::clamp<int64_t>(oldest(position) - start, 0, n));
-        high[r] = int(std::clamp<int64_t>(position + 1 - start, 0, n));
-        if (low[r] >= high[r]) continue;
-        cap(scores[r] + low[r], high[r] - low[r]);
-        const float factor = weigh(scores[r] + low[r], high[r] - low[r], highest[r], total[r]);
-        for (int d = 0; d < D; d += W) store(sums[r] + d, load(sums[r] + d) * factor);
-      }
-      for (int j = 0; j < n; ++j) {
-        const T* v = value_row(item, head, start + j);
-        for (int r = 0; r < rows; ++r) {
-          if (j < low[r] || j >= high[r]) continue;
-          const float weight = scores[r][j];
-          for (int d = 0; d < D; d += W) store(sums[r] + d, load(sums[r] + d) + load(v + d) * weight);
-        }
-      }
+      key_rows(keys, item, head, start, n);
+      value_rows(values, item, head, start, n);
+      by_rows(rows, [&](int r, auto R) { dots<D, R>(keys, n, queries + r, scores + r); });
+      for (int r = 0; r < rows; ++r) weigh_row<D>(scores[r], sums[r], item.offset + first + r / g, start, n, highest[r], total[r]);
+      by_rows(rows, [&](int r, auto R) { weighted<D, R>(values, n, scores + r, sums + r); });
     }
     finish<D>(item, head, first, rows, sums, total);
+  }
+
+  // Scores [KEYS] of the keys from `start` on to weights, 0 for those that the row at `position` does not see; what was
+  // summed so far shrinks accordingly.
+  template <int D>
+  void weigh_row(float* scores, float* sums, int64_t position, int64_t start, int n, float& highest, float& total) const {
+    const int low = int(std::clamp<int64_t>(oldest(position) - start, 0, n));
+    const int high = int(std::clamp<int64_t>(position + 1 - start, low, n));
+    std::fill(scores, scores + low, 0.0f);
+    std::fill(scores + high, scores + KEYS, 0.0f);
+    if (low == high) return;
+    cap(scores + low, high - low);
+    const float factor = weigh(scores + low, high - low, highest, total);
+    for (int d = 0; d < D; d += W) store(sums + d, load(sums + d) * factor);
   }
 
   // Many rows of one head group: keys are transposed once, then products run in register tiles.
@@ -128,12 +186,13 @@ struct Attention {
     const int g = group();
     alignas(64) float queries[TILE][D], sums[TILE][D], scores[TILE][KEYS], keys[D][KEYS], values[KEYS][D];
     float highest[TILE], total[TILE];
+    const T *key_at[KEYS], *value_at[KEYS];
     const int rows = int(last - first) * g;
     const int padded = (rows + ROWS - 1) / ROWS * ROWS;
     std::memset(queries, 0, sizeof(float) * D * padded);
     std::memset(sums, 0, sizeof(float) * D * padded);
     for (int r = 0; r < rows; ++r) {
-      const T* q = query + (item.first + first + r / g) * query_stride + int64_t(head * g + r % g) * D;
+      const T* q = query_row(item, first + r / g, head * g + r % g);
       for (int d = 0; d < D; d += W) store(queries[r] + d, load(q + d) * scale);
       highest[r] = -INFINITY;
       total[r] = 0;
@@ -141,31 +200,18 @@ struct Attention {
     const int64_t end = item.offset + last;
     for (int64_t start = oldest(item.offset + first) / KEYS * KEYS; start < end; start += KEYS) {
       const int n = int(std::min<int64_t>(KEYS, end - start));
+      key_rows(key_at, item, head, start, n);
+      value_rows(value_at, item, head, start, n);
       for (int j = 0; j < n; ++j) {
-        const T* k = key_row(item, head, start + j);
-        const T* v = value_row(item, head, start + j);
-        for (int d = 0; d < D; ++d) keys[d][j] = one(k + d);
-        for (int d = 0; d < D; d += W) store(values[j] + d, load(v + d));
+        for (int d = 0; d < D; ++d) keys[d][j] = one(key_at[j] + d);
+        for (int d = 0; d < D; d += W) store(values[j] + d, load(value_at[j] + d));
       }
       for (int j = n; j < KEYS; ++j) {
         for (int d = 0; d < D; ++d) keys[d][j] = 0;
         std::memset(values[j], 0, sizeof values[j]);
       }
       for (int r = 0; r < padded; r += ROWS) products<D, KEYS>(&queries[r][0], D, &keys[0][0], &scores[r][0], false);
-      for (int r = 0; r < padded; ++r) {
-        const int64_t position = item.offset + first + r / g;
-        const int low = int(std::clamp<int64_t>(oldest(position) - start, 0, n));
-        const int high = r < rows ? int(std::clamp<int64_t>(position + 1 - start, 0, n)) : 0;
-        std::fill(scores[r], scores[r] + std::min(low, KEYS), 0.0f);
-        std::fill(scores[r] + std::max(high, 0), scores[r] + KEYS, 0.0f);
-        if (low >= high) {
-          std::fill(scores[r], scores[r] + KEYS, 0.0f);
-          continue;
-        }
-        cap(scores[r] + low, high - low);
-        const float factor = weigh(scores[r] + low, high - low, highest[r], total[r]);
-        for (int d = 0; d < D; d += W) store(sums[r] + d, load(sums[r] + d) * factor);
-      }
+      for (int r = 0; r < rows; ++r) weigh_row<D>(scores[r], sums[r], item.offset + first + r / g, start, n, highest[r], total[r]);
       for (int r = 0; r < padded; r += ROWS) products<KEYS, D>(&scores[r][0], KEYS, &values[0][0], &sums[r][0], true);
     }
     finish<D>(item, head, first, rows, sums, total);
@@ -198,50 +244,6 @@ struct Attention {
       for (int d = 0; d < D; d += W) store(o + d, load(sums[r] + d) / total[r]);
     }
   }
-
-  template <int D>
-  void run(const Item* items, int64_t count, int threads) const {
-    struct Work {
-      const Item* item;
-      int64_t first, last;
-    };
-    const int64_t tokens = std::max(1, TILE / group());
-    std::vector<Work> works;
-    for (const Item* item = items; item < items + count; ++item)
-      for (int64_t first = item->rows; first > 0; first -= std::min(first, tokens))  // the longest first
-        works.push_back({item, std::max<int64_t>(0, first - tokens), first});
-    const int64_t units = int64_t(works.size()) * kv_heads;
-#pragma omp parallel for num_threads(threads) schedule(dynamic) if (units > 1)
-    for (int64_t unit = 0; unit < units; ++unit) {
-      const Work& work = works[unit / kv_heads];
-      const int head = int(unit % kv_heads);
-      if (work.item->rows * group() < FEW)
-        few<D>(*work.item, head, work.first, work.last);
-      else
-        many<D>(*work.item, head, work.first, work.last);
-    }
-  }
 };
-
-template <class T>
-int attend(T* out, const T* query, int64_t query_stride, const T* key, int64_t key_stride, const T* value,
-           int64_t value_stride, const T* key_cache, const T* value_cache, const int64_t* items, int64_t count,
-           const int32_t* blocks, int block_size, int heads, int kv_heads, int dim, int window, float scale,
-           float softcap, int threads) {
-  const Attention<T> attention{out,    query,  key,      value,      query_stride, key_stride, value_stride,
-                               key_cache, value_cache, blocks, block_size, heads, kv_heads, dim, window, scale, softcap};
-  if (heads / kv_heads > TILE) return 1;
-  const Item* first = reinterpret_cast<const Item*>(items);
-  switch (dim) {
-    case 16: attention.template run<16>(first, count, threads); return 0;
-    case 32: attention.template run<32>(first, count, threads); return 0;
-    case 64: attention.template run<64>(first, count, threads); return 0;
-    case 80: attention.template run<80>(first, count, threads); return 0;
-    case 96: attention.template run<96>(first, count, threads); return 0;
-    case 128: attention.template run<128>(first, count, threads); return 0;
-    case 256: attention.template run<256>(first, count, threads); return 0;
-  }
-  return 1;
-}
 
 }  // namespace

@@ -19,7 +19,7 @@ from orthrus_backend.config import cache_dir
 
 _SOURCE = Path(__file__).with_name("kernels.cpp")
 _INCLUDED = sorted(_SOURCE.parent.glob("*.h"))
-_FLAGS = ("-std=c++17", "-O2", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
+_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fno-trapping-math", "-Wno-psabi")
 _LINKING = ("-fopenmp", "-fPIC", "-shared")
 _COMPILERS = ("g++", "c++")
 

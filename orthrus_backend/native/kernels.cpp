@@ -2,16 +2,16 @@
 // every size and type is checked by the caller (`ops.py`). Each output row is computed from its own inputs, in an order
 // that depends on positions only: never on its neighbours in the batch.
 
-#include "attention.h"
+#include "attend.h"
 #include "layers.h"
 
 #define FOR_TYPE(NAME, T)                                                                                              \
   int orthrus_attend_##NAME(T* out, const T* query, int64_t query_stride, const T* key, int64_t key_stride,            \
                             const T* value, int64_t value_stride, const T* key_cache, const T* value_cache,            \
                             const int64_t* items, int64_t count, const int32_t* blocks, int block_size, int heads,     \
-                            int kv_heads, int dim, int window, float scale, float softcap, int threads) {              \
+                            int kv_heads, int dim, int window, float scale, float softcap, int tiles, int threads) {   \
     return attend(out, query, query_stride, key, key_stride, value, value_stride, key_cache, value_cache, items,       \
-                  count, blocks, block_size, heads, kv_heads, dim, window, scale, softcap, threads);                   \
+                  count, blocks, block_size, heads, kv_heads, dim, window, scale, softcap, tiles, threads);            \
   }                                                                                                                    \
   void orthrus_normalise_##NAME(T* out, T* residual, const T* x, const T* weight, int64_t rows, int64_t dim,           \
                                 float epsilon, int threads) {                                                          \
@@ -34,6 +34,7 @@
   }
 
 extern "C" {
+int orthrus_tiles() { return tiles_allowed(); }
 FOR_TYPE(float32, float)
 FOR_TYPE(bfloat16, bf16)
 }

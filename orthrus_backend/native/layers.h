@@ -45,7 +45,7 @@ void gate(T* out, const T* gate_up, int64_t rows, int64_t dim, int threads) {
     int64_t d = 0;
     for (; d + W <= dim; d += W) {
       const vf x = load(g + d);
-      store(o + d, x / (1 + exponential(-x)) * load(u + d));
+      store(o + d, x * reciprocal(1 + exponential(-x)) * load(u + d));
     }
     for (; d < dim; ++d) put(o + d, one(g + d) / (1 + std::exp(-one(g + d))) * one(u + d));
   }

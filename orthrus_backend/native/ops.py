@@ -15,7 +15,7 @@ LARGEST_GROUP = 64  # query heads for one head of keys
 
 _P, _I, _L, _F = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64, ctypes.c_float
 _SIGNATURES: dict[str, tuple[type[Any], ...]] = {
-    "attend": (_P, _P, _L, _P, _L, _P, _L, _P, _P, _P, _L, _P, _I, _I, _I, _I, _I, _F, _F, _I),
+    "attend": (_P, _P, _L, _P, _L, _P, _L, _P, _P, _P, _L, _P, _I, _I, _I, _I, _I, _F, _F, _I, _I),
     "normalise": (_P, _P, _P, _P, _L, _L, _F, _I),
     "gate": (_P, _P, _L, _L, _I),
     "rotate": (_P, _L, _I, _I, _I, _P, _P, _P, _P, _F, _I),
@@ -27,9 +27,15 @@ _SIGNATURES: dict[str, tuple[type[Any], ...]] = {
 class Kernels:
     """The kernels for one dtype. Tensors are on the CPU, and dense in their last dimension."""
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        """Raises `NotCompiledError` where there are none."""
+    def __init__(self, dtype: torch.dtype, tiles: bool = True) -> None:
+        """Raises `NotCompiledError` where there are none.
+
+        Args:
+            dtype: a key of `DTYPES`.
+            tiles: use the processor's matrix tiles (Intel AMX) where it has them, for bfloat16.
+        """
         library = load_kernels()
+        self.tiles = tiles and dtype is torch.bfloat16 and bool(library.orthrus_tiles())
         self._functions: dict[str, Callable[..., Any]] = {}
         for name, arguments in _SIGNATURES.items():
             function = getattr(library, f"orthrus_{name}_{DTYPES[dtype]}")
@@ -74,6 +80,7 @@ class Kernels:
             window or 0,
             scale,
             softcap or 0.0,
+            self.tiles,
             torch.get_num_threads(),
         )
         assert not failed

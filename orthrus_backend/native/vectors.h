@@ -7,6 +7,10 @@
 #include <cstdint>
 #include <cstring>
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 namespace {
 
 #if defined(__AVX512F__)
@@ -26,6 +30,17 @@ struct bf16 {
   uint16_t bits;
 };
 
+// Numbers of 16 bits to 32; GCC's own conversion goes by halves of a vector.
+inline vu widened(vh x) {
+#if defined(__AVX512F__)
+  return (vu)_mm512_cvtepu16_epi32((__m256i)x);
+#elif defined(__AVX2__)
+  return (vu)_mm256_cvtepu16_epi32((__m128i)x);
+#else
+  return __builtin_convertvector(x, vu);
+#endif
+}
+
 inline vf splat(float x) { return x - vf{}; }
 
 inline vf load(const float* p) {
@@ -36,14 +51,27 @@ inline vf load(const float* p) {
 inline vf load(const bf16* p) {
   vh h;
   std::memcpy(&h, p, sizeof h);
-  return (vf)(__builtin_convertvector(h, vu) << 16);
+  return (vf)(widened(h) << 16);
 }
 inline void store(float* p, vf x) { std::memcpy(p, &x, sizeof x); }
-inline void store(bf16* p, vf x) {
+// To nearest, ties to even; a NaN stays one.
+inline vh narrowed(vf x) {
+#if defined(__AVX512BF16__)
+  return (vh)_mm512_cvtneps_pbh((__m512)x);
+#else
   const vu bits = (vu)x;
-  const vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;  // to nearest, ties to even
+  const vu rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
   const vu quiet = (bits >> 16) | 0x40;
-  const vh h = __builtin_convertvector(((vu)(x == x) & rounded) | (~(vu)(x == x) & quiet), vh);
+  const vu halves = ((vu)(x == x) & rounded) | (~(vu)(x == x) & quiet);
+#if defined(__AVX512F__)
+  return (vh)_mm512_cvtepi32_epi16((__m512i)halves);
+#else
+  return __builtin_convertvector(halves, vh);
+#endif
+#endif
+}
+inline void store(bf16* p, vf x) {
+  const vh h = narrowed(x);
   std::memcpy(p, &h, sizeof h);
 }
 inline float one(const float* p) { return *p; }
@@ -66,6 +94,36 @@ inline float sum(vf x) {
   return total;
 }
 
+// Lanes of two vectors, which hold the sums of as many parts of LENGTH lanes each: of every part its first half, or with
+// `OFFSET` its second.
+template <int LENGTH, int OFFSET>
+struct Halves {
+  int32_t lanes[W];
+  constexpr Halves() : lanes() {
+    constexpr int half = LENGTH / 2;
+    for (int i = 0; i < W; ++i) lanes[i] = i / half * LENGTH + i % half + OFFSET;
+  }
+};
+template <int LENGTH, int OFFSET>
+inline vf halves(vf a, vf b) {
+  static constexpr Halves<LENGTH, OFFSET> chosen;
+  vi lanes;
+  std::memcpy(&lanes, chosen.lanes, sizeof lanes);
+  return __builtin_shuffle(a, b, lanes);
+}
+
+// The sums over the lanes of COUNT vectors, each in a part of its own of the result.
+template <int COUNT = W>
+inline vf totals(const float (*x)[W]) {
+  if constexpr (COUNT == 1) {
+    return load(x[0]);
+  } else {
+    constexpr int length = W / (COUNT / 2);
+    const vf a = totals<COUNT / 2>(x), b = totals<COUNT / 2>(x + COUNT / 2);
+    return halves<length, 0>(a, b) + halves<length, length / 2>(a, b);
+  }
+}
+
 // exp by range reduction to [-ln2/2, ln2/2] and a Taylor polynomial: relative error below 2e-7; 0 below -87.
 inline vf exponential(vf x) {
   const vi small = x < splat(-87.0f);
@@ -85,6 +143,16 @@ inline vf exponential(vf x) {
   p = p * r + 1.0f;
   const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
   return (vf)((vi)(p * (vf)exponent) & ~small);
+}
+
+// 1 / x within a few units of the last place, without a division where the processor has something faster.
+inline vf reciprocal(vf x) {
+#if defined(__AVX512F__)
+  const vf r = (vf)_mm512_rcp14_ps((__m512)x);
+  return r * (2 - x * r);  // a step of Newton's
+#else
+  return 1 / x;
+#endif
 }
 
 // Applies f to `n` floats in place, a vector at a time; the tail goes through a padded copy.

@@ -29,6 +29,7 @@ BLOCK = ReferenceAttention.block_size
 # (tokens before, tokens now) of each slice: whole texts, chunks on and off block and tile borders, decodes
 SLICES = ((0, 1), (0, 5), (0, 64), (0, 130), (1, 3), (63, 2), (64, 64), (100, 29), (200, 1), (64, 1), (15, 1), (16, 1))
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
+WAYS = ((torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True))  # (dtype, with matrix tiles)
 
 
 def plan_of(slices: tuple[tuple[int, int], ...]) -> tuple[Plan, BlockPool]:
@@ -46,8 +47,22 @@ def plan_of(slices: tuple[tuple[int, int], ...]) -> tuple[Plan, BlockPool]:
     return Plan.ordered(planned), pool
 
 
+def attention_of(dtype: torch.dtype, tiles: bool) -> PagedAttention:
+    attention = PagedAttention(dtype, tiles)
+    if tiles and not attention.kernels.tiles:
+        pytest.skip("this processor has no matrix tiles")
+    return attention
+
+
 def attend_both(
-    batch: Batch, pool: BlockPool, heads: int, kv_heads: int, dim: int, spec: AttentionSpec, dtype: torch.dtype
+    batch: Batch,
+    pool: BlockPool,
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    spec: AttentionSpec,
+    dtype: torch.dtype,
+    tiles: bool = False,
 ) -> tuple[Tensor, Tensor]:
     generator = torch.Generator().manual_seed(heads * dim)
 
@@ -62,51 +77,57 @@ def attend_both(
     twin = KVCache([LayerShape(kv_heads, dim, dim)], pool.num_blocks, BLOCK, dtype, CPU)
     twin.keys[0].copy_(cache.keys[0])
     twin.values[0].copy_(cache.values[0])
-    got = PagedAttention(dtype).begin(batch, cache).attend(0, query, key, value, spec)
+    got = attention_of(dtype, tiles).begin(batch, cache).attend(0, query, key, value, spec)
     expected = ReferenceAttention().begin(batch, twin).attend(0, query, key, value, spec)
     assert torch.equal(cache.keys[0], twin.keys[0])
     assert torch.equal(cache.values[0], twin.values[0])
     return got.float(), expected.float()
 
 
-@pytest.mark.parametrize("dtype", TOLERANCE, ids=str)
+@pytest.mark.parametrize(("dtype", "tiles"), WAYS)
 @pytest.mark.parametrize("dim", HEAD_DIMS)
-@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (9, 3), (8, 1), (64, 1)])
-def test_attention_equals_the_reference(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("heads", "kv_heads"), [(3, 3), (9, 3), (8, 1), (14, 2), (6, 6), (64, 1)])
+def test_attention_equals_the_reference(heads: int, kv_heads: int, dim: int, dtype: torch.dtype, tiles: bool) -> None:
     plan, pool = plan_of(SLICES)
     batch = build_batch(plan, BLOCK, CPU)
-    got, expected = attend_both(batch, pool, heads, kv_heads, dim, AttentionSpec(dim**-0.5), dtype)
+    got, expected = attend_both(batch, pool, heads, kv_heads, dim, AttentionSpec(dim**-0.5), dtype, tiles)
     torch.testing.assert_close(got, expected, rtol=0, atol=TOLERANCE[dtype] * float(expected.abs().max()))
 
 
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("window", [None, 1, 8, 64, 100])
-def test_windows_and_caps_equal_the_reference(window: int | None, softcap: float | None) -> None:
+@pytest.mark.parametrize(("dtype", "tiles"), WAYS)
+def test_windows_and_caps_equal_the_reference(
+    window: int | None, softcap: float | None, dtype: torch.dtype, tiles: bool
+) -> None:
     plan, pool = plan_of(SLICES)
     batch = build_batch(plan, BLOCK, CPU)
     spec = AttentionSpec(0.7, window, softcap)
-    got, expected = attend_both(batch, pool, 6, 2, 32, spec, torch.float32)
-    torch.testing.assert_close(got, expected, rtol=0, atol=4e-6 * float(expected.abs().max()))
+    got, expected = attend_both(batch, pool, 6, 2, 32, spec, dtype, tiles)
+    torch.testing.assert_close(got, expected, rtol=0, atol=2 * TOLERANCE[dtype] * float(expected.abs().max()))
 
 
-def test_rows_see_nothing_of_their_neighbours() -> None:
+@pytest.mark.parametrize(("dtype", "tiles"), WAYS)
+@pytest.mark.parametrize("seen", [7, 8])
+def test_rows_see_nothing_of_their_neighbours(seen: int, dtype: torch.dtype, tiles: bool) -> None:
     alone = []
-    for slices in ((SLICES[7],), SLICES):
+    for slices in ((SLICES[seen],), SLICES):
         plan, pool = plan_of(slices)
         batch = build_batch(plan, BLOCK, CPU)
-        place = next(rows for rows in batch.chunks if (rows.offset, rows.stop - rows.start) == SLICES[7])
-        cache = KVCache([LayerShape(1, 64, 64)], pool.num_blocks, BLOCK, torch.float32, CPU)
+        slices_of_both = (*batch.chunks, *batch.decodes)
+        place = next(rows for rows in slices_of_both if (rows.offset, rows.stop - rows.start) == SLICES[seen])
+        cache = KVCache([LayerShape(1, 64, 64)], pool.num_blocks, BLOCK, dtype, CPU)
         slots = [block * BLOCK + i for block in place.blocks for i in range(BLOCK)][: place.offset]
         generator = torch.Generator().manual_seed(1)
-        cache.keys[0][slots] = torch.randn(len(slots), 1, 64, generator=generator)
-        cache.values[0][slots] = torch.randn(len(slots), 1, 64, generator=generator)
-        query = torch.full((len(batch.input_ids), 2, 64), torch.nan)  # all others are broken
+        cache.keys[0][slots] = torch.randn(len(slots), 1, 64, generator=generator).to(dtype)
+        cache.values[0][slots] = torch.randn(len(slots), 1, 64, generator=generator).to(dtype)
+        query = torch.full((len(batch.input_ids), 2, 64), torch.nan, dtype=dtype)  # all others are broken
         key, value = query[:, :1].clone(), query[:, :1].clone()
         for tensor in (query, key, value):
             own = tensor[place.start : place.stop]
-            own.copy_(torch.randn(own.shape, generator=generator))
-        seen = PagedAttention(torch.float32).begin(batch, cache).attend(0, query, key, value, AttentionSpec(0.1))
-        alone.append(seen[place.start : place.stop])
+            own.copy_(torch.randn(own.shape, generator=generator).to(dtype))
+        got = attention_of(dtype, tiles).begin(batch, cache).attend(0, query, key, value, AttentionSpec(0.1))
+        alone.append(got[place.start : place.stop])
     assert alone[0].isfinite().all()
     assert torch.equal(*alone)
 
