@@ -85,7 +85,7 @@ class FusedDecoder:
             x = self._kernels.normalise(hidden, added, layer.before_attention, self._epsilon)
             added = self._attend(index, layer, x, cosine, sine, step)  # [T, d]
             x = self._kernels.normalise(hidden, added, layer.before_mlp, self._epsilon)
-            x = self._kernels.gate(self._multiply(layer.gate_up, x, layer.names[2]))  # [T, m]
+            x = self._gate(layer, x)  # [T, m]
             added = self._multiply(layer.down, x, layer.names[3])  # [T, d]
         return self._kernels.normalise(hidden, added, self._last_norm, self._epsilon)
 
@@ -99,6 +99,11 @@ class FusedDecoder:
         query, key, value = rows.split((heads, kv_heads, kv_heads), dim=1)
         seen = step.attend(index, query, key, value, layer.spec)  # [T, heads, dim]
         return self._multiply(layer.output, seen.flatten(1), layer.names[1])
+
+    def _gate(self, layer: _Layer, x: Tensor) -> Tensor:
+        if not self._adapters and (gated := layer.gate_up.gated(x)) is not None:
+            return gated
+        return self._kernels.gate(self._multiply(layer.gate_up, x, layer.names[2]))
 
     def _multiply(self, matrix: Matrix, x: Tensor, names: Sequence[str]) -> Tensor:
         y = matrix(x)
@@ -116,7 +121,9 @@ def _read_layer(layer: Any, name: str, spec: AttentionSpec) -> _Layer:
         ("mlp.gate_proj", "mlp.up_proj"),
         ("mlp.down_proj",),
     )
-    qkv, output, gate_up, down = (Matrix([layer.get_submodule(part) for part in group]) for group in groups)
+    qkv, output, gate_up, down = (
+        Matrix([layer.get_submodule(part) for part in group], gates=group[0] == "mlp.gate_proj") for group in groups
+    )
     return _Layer(
         before_attention=layer.input_layernorm.weight,
         qkv=qkv,

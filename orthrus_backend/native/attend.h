@@ -9,7 +9,7 @@
 
 namespace {
 
-#if ORTHRUS_TILES
+#if HAS_TILES
 template <int D, class T>
 constexpr bool TILED = std::is_same_v<T, bf16> && D % 32 == 0;
 #else
@@ -55,7 +55,7 @@ void attend_to(const Attention<T>& attention, const Item* items, int64_t count, 
   const int64_t units = int64_t(works.size());
 #pragma omp parallel num_threads(threads) if (units > 1)
   {
-    const Tiles mine(tiles);
+    const Tiles mine(tiles ? 16 : 0);
 #pragma omp for schedule(dynamic)
     for (int64_t unit = 0; unit < units; ++unit) {
       const Work& work = works[unit];

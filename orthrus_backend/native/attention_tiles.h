@@ -7,7 +7,7 @@
 #include "attention.h"
 #include "tiles.h"
 
-#if ORTHRUS_TILES
+#if HAS_TILES
 
 namespace {
 

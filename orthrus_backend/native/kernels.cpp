@@ -4,6 +4,7 @@
 
 #include "attend.h"
 #include "layers.h"
+#include "products.h"
 
 #define FOR_TYPE(NAME, T)                                                                                              \
   int orthrus_attend_##NAME(T* out, const T* query, int64_t query_stride, const T* key, int64_t key_stride,            \
@@ -34,7 +35,19 @@
   }
 
 extern "C" {
-int orthrus_tiles() { return tiles_allowed(); }
 FOR_TYPE(float32, float)
 FOR_TYPE(bfloat16, bf16)
+
+int orthrus_tiles() { return tiles_allowed(); }
+
+#if HAS_TILES
+void orthrus_multiply(bf16* out, const bf16* x, int64_t stride, const bf16* weight, const bf16* bias, int64_t rows,
+                      int64_t depth, int64_t pairs, int64_t step, int64_t apart, int threads) {
+  multiply({x, stride, weight, rows, depth / DEPTH}, pairs, Write{out, bias, pairs * 2 * SIDE, step, apart}, threads);
+}
+void orthrus_multiply_gated(bf16* out, const bf16* x, int64_t stride, const bf16* weight, const bf16* bias, int64_t rows,
+                            int64_t depth, int64_t pairs, int threads) {
+  multiply({x, stride, weight, rows, depth / DEPTH}, pairs, WriteGated{out, bias, pairs * SIDE}, threads);
+}
+#endif
 }

@@ -43,10 +43,7 @@ void gate(T* out, const T* gate_up, int64_t rows, int64_t dim, int threads) {
     const T *g = gate_up + row * 2 * dim, *u = g + dim;
     T* o = out + row * dim;
     int64_t d = 0;
-    for (; d + W <= dim; d += W) {
-      const vf x = load(g + d);
-      store(o + d, x * reciprocal(1 + exponential(-x)) * load(u + d));
-    }
+    for (; d + W <= dim; d += W) store(o + d, silu(load(g + d)) * load(u + d));
     for (; d < dim; ++d) put(o + d, one(g + d) / (1 + std::exp(-one(g + d))) * one(u + d));
   }
 }

@@ -2,7 +2,7 @@
 #pragma once
 
 #if defined(__AMX_BF16__) && defined(__AVX512BF16__) && defined(__linux__)
-#define ORTHRUS_TILES 1
+#define HAS_TILES 1
 
 #include <immintrin.h>
 #include <sys/syscall.h>
@@ -23,17 +23,18 @@ inline bool tiles_allowed() {
 // What was written before is in memory when tiles are loaded after: the compiler does not know that these read.
 inline void written() { std::atomic_signal_fence(std::memory_order_seq_cst); }
 
-// This thread's eight tiles, of 16 rows of 64 bytes each, for as long as it lives, if they are wanted. Then they are what they were: oneDNN's
-// products use them too, and may count on what they set.
+// This thread's eight tiles for as long as it lives: 64 bytes in a row, and in the first six so many rows, in the others
+// 16. Then they are what they were: oneDNN's products use them too, and may count on what they set.
 class Tiles {
  public:
-  explicit Tiles(bool wanted) : wanted_(wanted) {
+  // No rows: nothing happens.
+  explicit Tiles(int rows) : wanted_(rows > 0) {
     if (!wanted_) return;
     Config full;
     full.palette = 1;
     for (int tile = 0; tile < 8; ++tile) {
       full.bytes[tile] = 64;
-      full.rows[tile] = 16;
+      full.rows[tile] = uint8_t(tile < 6 ? rows : 16);
     }
     _tile_storeconfig(&before_);
     written();
@@ -60,12 +61,12 @@ class Tiles {
 }  // namespace
 
 #else
-#define ORTHRUS_TILES 0
+#define HAS_TILES 0
 
 namespace {
 inline bool tiles_allowed() { return false; }
 struct Tiles {
-  explicit Tiles(bool) {}
+  explicit Tiles(int) {}
 };
 }  // namespace
 

@@ -124,14 +124,29 @@ inline vf totals(const float (*x)[W]) {
   }
 }
 
-// exp by range reduction to [-ln2/2, ln2/2] and a Taylor polynomial: relative error below 2e-7; 0 below -87.
+inline vf nearest(vf x) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
+  return (x + 12582912.0f) - 12582912.0f;  // 1.5 * 2^23: there is no room for a fraction
+#endif
+}
+
+// x * 2^n; `n` is whole, and from -126 to 127 where the result is used.
+inline vf times_power_of_two(vf x, vf n) {
+#if defined(__AVX512F__)
+  return (vf)_mm512_scalef_ps((__m512)x, (__m512)n);
+#else
+  return x * (vf)((__builtin_convertvector(n, vi) + 127) << 23);
+#endif
+}
+
+// exp by range reduction to [-ln2/2, ln2/2] and a Taylor polynomial: relative error below 2e-7; 0 below -87, and above 88
+// what it is there.
 inline vf exponential(vf x) {
   const vi small = x < splat(-87.0f);
-  x = (vf)(((vi)x & ~small) | ((vi)splat(-87.0f) & small));
-  const vi large = x > splat(88.0f);
-  x = (vf)(((vi)x & ~large) | ((vi)splat(88.0f) & large));
-  const vf shifted = x * 1.44269504088896341f + 12582912.0f;  // 1.5 * 2^23: rounds to the nearest integer
-  const vf n = shifted - 12582912.0f;
+  x = x > splat(88.0f) ? splat(88.0f) : x;  // NaN stays
+  const vf n = nearest(x * 1.44269504088896341f);
   const vf r = (x - n * 0.693359375f) + n * 2.12194440e-4f;  // ln 2 in two parts
   vf p = splat(1.0f / 5040);
   p = p * r + 1.0f / 720;
@@ -141,8 +156,7 @@ inline vf exponential(vf x) {
   p = p * r + 0.5f;
   p = p * r + 1.0f;
   p = p * r + 1.0f;
-  const vi exponent = (__builtin_convertvector(n, vi) + 127) << 23;
-  return (vf)((vi)(p * (vf)exponent) & ~small);
+  return (vf)((vi)times_power_of_two(p, n) & ~small);
 }
 
 // 1 / x within a few units of the last place, without a division where the processor has something faster.
@@ -154,6 +168,8 @@ inline vf reciprocal(vf x) {
   return 1 / x;
 #endif
 }
+
+inline vf silu(vf x) { return x * reciprocal(1 + exponential(-x)); }
 
 // Applies f to `n` floats in place, a vector at a time; the tail goes through a padded copy.
 template <class F>

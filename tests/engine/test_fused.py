@@ -12,6 +12,7 @@ from orthrus_backend.assembly import load_model
 from orthrus_backend.config import EngineSettings, ModelSettings
 from orthrus_backend.fused.matrix import Matrix
 from orthrus_backend.model import Backbone
+from orthrus_backend.native.products import have_tiles
 from orthrus_backend.self_check import self_check
 from tests.engine.plain import plain_hidden
 from tests.engine.tiny import Bench, backbone, computation, configs, embed, random_ids
@@ -75,6 +76,26 @@ def test_adapters_on_parts_of_merged_products_equal_peft(family: str, tmp_path: 
     assert all(not torch.allclose(one, expected[-1], atol=1e-2) for one in expected[:-1]), "an adapter changes nothing"
     for request, vector in zip(requests, expected, strict=True):
         torch.testing.assert_close(torch.from_numpy(results[request]), vector, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.skipif(not have_tiles(), reason="this processor has no matrix tiles")
+@pytest.mark.parametrize("family", [*FUSED, "qwen3-wide"])
+def test_on_tiles_a_text_is_the_same_beside_adapters_and_alone(family: str, tmp_path: Path) -> None:
+    model = backbone(family, torch.bfloat16)
+    computed = computation(model)
+    assert computed.fused is not None
+    assert self_check(model, computed.attention, model.layer_shapes()) < 0.1
+    targets = ["q_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]
+    adapter = load_adapter("a", save_adapter(tmp_path, family, targets, 4), model.model, torch.bfloat16, "cpu")
+    ids = random_ids(40, seed=1)
+    alone, beside, adapted = embed(ids, "last"), embed(ids, "last"), embed(ids, "last", adapter)
+    results = Bench(model, chunk_size=40, token_budget=100).run([alone])
+    results |= Bench(model, chunk_size=40, token_budget=100).run([adapted, beside])
+    assert (results[alone] == results[beside]).all()
+    peft = PeftModel.from_pretrained(backbone(family).model, tmp_path).base_model.model
+    expected = plain_hidden(Backbone(peft, model.device), ids)[-1]
+    got = torch.from_numpy(results[adapted]).float()
+    assert torch.nn.functional.cosine_similarity(got, expected, dim=0) > 0.99
 
 
 def test_a_loaded_model_holds_its_weights_once(tmp_path: Path) -> None:

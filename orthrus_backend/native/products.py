@@ -1,0 +1,83 @@
+"""Products with weights that never change on the processor's matrix tiles: bfloat16 only, and rows of any number.
+
+Each row's result is the same to the bit whatever the others are, and however many threads there are.
+"""
+
+import ctypes
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from orthrus_backend.native.compiled import NotCompiledError, load_kernels
+
+_SIDE = 16  # columns of a tile
+_DEPTH = 32  # numbers of a row that one instruction multiplies
+
+_P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
+_SIGNATURES: dict[str, tuple[type[Any], ...]] = {
+    "multiply": (_P, _P, _L, _P, _P, _L, _L, _L, _L, _L, _I),
+    "multiply_gated": (_P, _P, _L, _P, _P, _L, _L, _L, _I),
+}
+
+
+def fits_tiles(weight: Tensor) -> bool:
+    """Whether `TileProduct` takes this weight on this machine."""
+    whole = weight.shape[0] % (2 * _SIDE) == 0 and weight.shape[1] % _DEPTH == 0
+    return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and whole and have_tiles()
+
+
+@cache
+def have_tiles() -> bool:
+    """Whether processor, operating system and compiler have tiles; the process may use them from then on."""
+    try:
+        return bool(load_kernels().orthrus_tiles())
+    except NotCompiledError:
+        return False
+
+
+class TileProduct:
+    """`x W' + b`, with `W` in the order in which tiles read it."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, gates: bool) -> None:
+        """`weight`: [N, K], copied; `bias`: [N]; `gates`: the first half of N are gates of the second half."""
+        assert fits_tiles(weight)
+        library = load_kernels()
+        for name, arguments in _SIGNATURES.items():
+            function = getattr(library, f"orthrus_{name}")
+            function.argtypes, function.restype = arguments, None
+        self._multiply, self._multiply_gated = library.orthrus_multiply, library.orthrus_multiply_gated
+        self._columns, self._depth = weight.shape
+        self._pairs = self._columns // (2 * _SIDE)
+        self._gates = gates
+        parts = (self._pairs, 2, _SIDE, self._depth // _DEPTH, _DEPTH // 2, 2)
+        if gates:  # a gate's tile lies beside that of what it gates
+            self._places = (_SIDE, self._columns // 2)  # columns from pair to pair, and from tile to tile
+            tiles = weight.view(2, self._pairs, *parts[2:]).transpose(0, 1)
+        else:
+            self._places = (2 * _SIDE, _SIDE)
+            tiles = weight.view(parts)
+        self._weight = tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
+        self._bias = None if bias is None else bias.contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, N]."""
+        out = x.new_empty(len(x), self._columns)
+        self._multiply(*self._arguments(out, x), *self._places, torch.get_num_threads())
+        return out
+
+    def gated(self, x: Tensor) -> Tensor:
+        """`silu(gate) * up`, [T, K] to [T, N / 2]: to the bit what `Kernels.gate` makes of `__call__`'s result."""
+        assert self._gates
+        out = x.new_empty(len(x), self._columns // 2)
+        self._multiply_gated(*self._arguments(out, x), torch.get_num_threads())
+        return out
+
+    def _arguments(self, out: Tensor, x: Tensor) -> tuple[int | None, ...]:
+        assert x.dtype is torch.bfloat16
+        assert x.shape[1] == self._depth
+        assert x.stride(1) == 1
+        bias = None if self._bias is None else self._bias.data_ptr()
+        rows = (x.data_ptr(), x.stride(0), self._weight.data_ptr(), bias, len(x))
+        return (out.data_ptr(), *rows, self._depth, self._pairs)
