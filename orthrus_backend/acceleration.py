@@ -9,6 +9,7 @@ from orthrus_backend.attention.paged import PagedAttention
 from orthrus_backend.fused.decoder import FusedDecoder, can_be_fused
 from orthrus_backend.kv_cache import LayerShape
 from orthrus_backend.model import Backbone
+from orthrus_backend.native.products import TileProjection, can_project
 from orthrus_backend.sampling import Largest
 
 
@@ -31,6 +32,9 @@ def accelerate(backbone: Backbone, shapes: Sequence[LayerShape]) -> Computation:
     if not isinstance(attention, PagedAttention):
         return Computation(attention, AdapterHooks(backbone.model))
     kernels = attention.kernels
+    head = backbone.model.get_output_embeddings()
+    if can_project(head):
+        backbone.project = TileProjection(head)
     if not can_be_fused(backbone.model):
         return Computation(attention, AdapterHooks(backbone.model), largest=kernels.largest)
     adapters = AdapterRows()

@@ -3,6 +3,7 @@
 Responsible for loading weights safely, for hidden states and logits. Knows nothing of requests, blocks or pooling.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -37,6 +38,7 @@ class Backbone:
         self.device = device
         self.dtype: torch.dtype = self.model.dtype
         self.fused: HiddenStates | None = None  # computes hidden states instead of the model's own code
+        self.project: Callable[[Tensor], Tensor] | None = None  # is the output matrix, instead of the model's own code
         self._first_position = _first_position(self.config)
         # positions that the model knows, less those that it skips
         self.limit = int(getattr(self.config, "max_position_embeddings", 0) or 2**31 - 1) - self._first_position
@@ -51,10 +53,11 @@ class Backbone:
     def hidden(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
         """Last hidden states after the final norm. `input_ids`, `positions`: [T]; returns [T, d]."""
         rows = len(input_ids)
-        input_ids = fill_up(input_ids, self.device)
-        positions = fill_up(positions + self._first_position, self.device)
+        positions = positions + self._first_position
         if self.fused is not None:
-            return self.fused(input_ids, positions, step)[:rows]
+            return self.fused(input_ids, positions, step)
+        input_ids = fill_up(input_ids, self.device)
+        positions = fill_up(positions, self.device)
         keywords = {"input_ids": input_ids[None], "position_ids": positions[None], "use_cache": False, hook.NAME: step}
         output = self.model.base_model(**keywords)
         hidden: Tensor = output.last_hidden_state[0]
@@ -66,7 +69,10 @@ class Backbone:
 
         Besides the output matrix some families scale (Cohere, Granite) or cap (Gemma) their logits.
         """
-        logits: Tensor = self.model.get_output_embeddings()(fill_up(hidden, self.device))[: len(hidden)]
+        if self.project is not None:
+            logits = self.project(hidden)
+        else:
+            logits = self.model.get_output_embeddings()(fill_up(hidden, self.device))[: len(hidden)]
         if factor := getattr(self.config, "logit_scale", None):
             logits = logits * factor
         if divisor := getattr(self.config, "logits_scaling", None):

@@ -16,6 +16,7 @@ from orthrus_backend.attention.backend import StepAttention
 from orthrus_backend.attention.spec import AttentionSpec
 from orthrus_backend.fused.matrix import Matrix
 from orthrus_backend.native.ops import DTYPES, Kernels
+from orthrus_backend.padding import fill_up
 
 _FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 
@@ -68,15 +69,18 @@ class FusedDecoder:
             for i, (layer, spec) in enumerate(zip(base.layers, specs, strict=True))
         ]
         self._last_norm = base.norm.weight
+        self._fills_up = not all(matrix.takes_any_rows for matrix in self._matrices())
 
     def take_over(self) -> None:
         """Let the modules that it was made of share its memory."""
-        for layer in self._layers:
-            for matrix in (layer.qkv, layer.output, layer.gate_up, layer.down):
-                matrix.take_over()
+        for matrix in self._matrices():
+            matrix.take_over()
 
     def __call__(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
         """`input_ids`, `positions`: [T]; returns [T, d]."""
+        rows = len(input_ids)
+        if self._fills_up:
+            input_ids, positions = fill_up(input_ids, input_ids.device), fill_up(positions, input_ids.device)
         hidden = embedding(input_ids, self._embedding)  # [T, d]: what layers add to
         exact = torch.empty(0, device=hidden.device)  # angles come in its dtype
         cosine, sine = (both[0].chunk(2, -1)[0].contiguous() for both in self._rotary(exact, positions[None]))
@@ -87,7 +91,10 @@ class FusedDecoder:
             x = self._kernels.normalise(hidden, added, layer.before_mlp, self._epsilon)
             x = self._gate(layer, x)  # [T, m]
             added = self._multiply(layer.down, x, layer.names[3])  # [T, d]
-        return self._kernels.normalise(hidden, added, self._last_norm, self._epsilon)
+        return self._kernels.normalise(hidden, added, self._last_norm, self._epsilon)[:rows]
+
+    def _matrices(self) -> list[Matrix]:
+        return [m for layer in self._layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
 
     def _attend(
         self, index: int, layer: _Layer, x: Tensor, cosine: Tensor, sine: Tensor, step: StepAttention

@@ -48,6 +48,11 @@ class Matrix:
             return linear(x.float(), self._weight.float(), bias).bfloat16()
         return linear(x, self._weight, self._bias)
 
+    @property
+    def takes_any_rows(self) -> bool:
+        """Whether numbers of rows that never came before cost nothing; see `padding`."""
+        return self._tiles is not None
+
     def gated(self, x: Tensor) -> Tensor | None:
         """silu of the first layer's result, times the second's, without writing either: [T, in] to [T, width].
 

@@ -5,6 +5,7 @@
 #include "attend.h"
 #include "layers.h"
 #include "products.h"
+#include "projection.h"
 
 #define FOR_TYPE(NAME, T)                                                                                              \
   int orthrus_attend_##NAME(T* out, const T* query, int64_t query_stride, const T* key, int64_t key_stride,            \
@@ -48,6 +49,10 @@ void orthrus_multiply(bf16* out, const bf16* x, int64_t stride, const bf16* weig
 void orthrus_multiply_gated(bf16* out, const bf16* x, int64_t stride, const bf16* weight, const bf16* bias, int64_t rows,
                             int64_t depth, int64_t pairs, int threads) {
   multiply({x, stride, weight, rows, depth / DEPTH}, pairs, WriteGated{out, bias, pairs * SIDE}, threads);
+}
+void orthrus_project(bf16* out, const bf16* x, const bf16* weight, int64_t rows, int64_t depth, int64_t columns,
+                     int threads) {
+  Projection(out, x, weight, rows, depth, columns).run(threads);
 }
 #endif
 }

@@ -46,9 +46,8 @@ struct WriteGated {
   vf rounded(int64_t column, const float* sums) const {
     vf y = load(sums);
     if (bias) y += load(bias + column);
-    bf16 written[SIDE];
-    store(written, y);
-    return load(written);
+    const __m512i bits = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh((__m512)y));
+    return (vf)_mm512_slli_epi32(bits, 16);
   }
   void operator()(int64_t row, int64_t pair, const float* sums) const {
     const int64_t column = pair * SIDE;

@@ -4,11 +4,13 @@ Each row's result is the same to the bit whatever the others are, and however ma
 """
 
 import ctypes
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.functional import pad
 
 from orthrus_backend.native.compiled import NotCompiledError, load_kernels
 
@@ -19,6 +21,7 @@ _P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[type[Any], ...]] = {
     "multiply": (_P, _P, _L, _P, _P, _L, _L, _L, _L, _L, _I),
     "multiply_gated": (_P, _P, _L, _P, _P, _L, _L, _L, _I),
+    "project": (_P, _P, _P, _L, _L, _L, _I),
 }
 
 
@@ -37,17 +40,19 @@ def have_tiles() -> bool:
         return False
 
 
+def _function(name: str) -> Callable[..., None]:
+    function = getattr(load_kernels(), f"orthrus_{name}")
+    function.argtypes, function.restype = _SIGNATURES[name], None
+    return function
+
+
 class TileProduct:
     """`x W' + b`, with `W` in the order in which tiles read it."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, gates: bool) -> None:
         """`weight`: [N, K], copied; `bias`: [N]; `gates`: the first half of N are gates of the second half."""
         assert fits_tiles(weight)
-        library = load_kernels()
-        for name, arguments in _SIGNATURES.items():
-            function = getattr(library, f"orthrus_{name}")
-            function.argtypes, function.restype = arguments, None
-        self._multiply, self._multiply_gated = library.orthrus_multiply, library.orthrus_multiply_gated
+        self._multiply, self._multiply_gated = _function("multiply"), _function("multiply_gated")
         self._columns, self._depth = weight.shape
         self._pairs = self._columns // (2 * _SIDE)
         self._gates = gates
@@ -81,3 +86,40 @@ class TileProduct:
         bias = None if self._bias is None else self._bias.data_ptr()
         rows = (x.data_ptr(), x.stride(0), self._weight.data_ptr(), bias, len(x))
         return (out.data_ptr(), *rows, self._depth, self._pairs)
+
+
+class TileProjection:
+    """`x W'` for a large `W` that its model keeps as it is, such as a head that is the embedding too."""
+
+    def __init__(self, layer: nn.Linear) -> None:
+        assert can_project(layer)
+        self._layer = layer
+        self._project = _function("project")
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, K] to [T, N]."""
+        weight = self._layer.weight
+        assert x.dtype is torch.bfloat16
+        assert x.shape[1] == weight.shape[1]
+        rows, pairs = len(x), x.shape[1] // 2
+        whole = pad(x.contiguous().view(torch.int32), (0, 0, 0, -rows % _SIDE))  # numbers go in twos
+        tiles = whole.view(-1, _SIDE, pairs).transpose(1, 2).contiguous()
+        out = x.new_empty(rows, len(weight))
+        self._project(
+            out.data_ptr(),
+            tiles.data_ptr(),
+            weight.data_ptr(),
+            rows,
+            x.shape[1],
+            len(weight),
+            torch.get_num_threads(),
+        )
+        return out
+
+
+def can_project(layer: object) -> bool:
+    """Whether `TileProjection` is this layer on this machine."""
+    if type(layer) is not nn.Linear:
+        return False
+    bias: Tensor | None = layer.bias
+    return bias is None and layer.weight.is_contiguous() and fits_tiles(layer.weight)

@@ -1,11 +1,14 @@
 """Products on matrix tiles against float32, and that rows see neither their neighbours nor the threads."""
 
+from collections.abc import Iterator
+from typing import Any
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from orthrus_backend.native.ops import Kernels
-from orthrus_backend.native.products import TileProduct, fits_tiles, have_tiles
+from orthrus_backend.native.products import TileProduct, TileProjection, can_project, fits_tiles, have_tiles
 
 pytestmark = pytest.mark.skipif(not have_tiles(), reason="this processor has no matrix tiles")
 
@@ -24,7 +27,7 @@ def product(columns: int, depth: int, bias: bool, gates: bool = False) -> tuple[
 
 
 @pytest.fixture(params=[1, 2, 3, 64], ids=lambda n: f"{n} threads")
-def threads(request: pytest.FixtureRequest) -> int:
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param
@@ -81,6 +84,34 @@ def test_nothing_of_a_broken_row_reaches_its_neighbours(rows: int) -> None:
         for got, expected in ((multiply(with_nan), right), (multiply.gated(with_nan), gated)):
             assert torch.equal(got[others], expected[others])
             assert got[broken].isnan().all()
+
+
+def linear(columns: int, depth: int, **options: Any) -> nn.Linear:
+    layer = nn.Linear(depth, columns, **options)
+    layer.weight.data.copy_(draw(columns, depth))
+    return layer
+
+
+@pytest.mark.parametrize(("columns", "depth"), SHAPES)
+def test_scores_equal_those_in_float32_in_any_company(columns: int, depth: int, threads: int) -> None:
+    layer = linear(columns, depth, bias=False, dtype=torch.bfloat16)
+    project, x = TileProjection(layer), draw(513, depth, seed=1)
+    whole = project(x)
+    expected = x.float() @ layer.weight.float().T
+    torch.testing.assert_close(whole.float(), expected, rtol=2**-8, atol=depth**0.5 * 1e-5)
+    torch.set_num_threads(threads + 1)
+    for rows in ROWS:
+        part = x[513 - rows :].clone()
+        part[rows // 2] = torch.nan
+        others = torch.arange(rows) != rows // 2
+        assert torch.equal(project(part)[others], whole[513 - rows :][others])
+
+
+def test_a_head_with_a_bias_or_in_float32_is_left_to_others() -> None:
+    assert can_project(linear(96, 64, bias=False, dtype=torch.bfloat16))
+    assert not can_project(linear(96, 64, bias=True, dtype=torch.bfloat16))
+    assert not can_project(linear(96, 64, bias=False))
+    assert not can_project(None)
 
 
 def test_rows_may_lie_apart() -> None:
