@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -70,6 +71,13 @@ def build_service(settings: EngineSettings, on_failure: Callable[[], None] = lam
     Raises:
         ValueError: something that was asked for cannot be served; the message names it.
     """
+    # In a thread that ends: OpenMP keeps helpers for each thread that ever computed. As soon as there are more of them
+    # than cores, all sleep between any two loops of a step, and waking them takes longer than many a loop.
+    with ThreadPoolExecutor(1, thread_name_prefix="orthrus-load") as loader:
+        return loader.submit(_build, settings, on_failure).result()
+
+
+def _build(settings: EngineSettings, on_failure: Callable[[], None]) -> Service:
     if settings.model.threads:
         torch.set_num_threads(settings.model.threads)
     generator = load_model(settings.model.model or str(ensure_default_model()), settings)
