@@ -1,7 +1,7 @@
 """Results as a Markdown table, and into a README between two marks. Reads the documents of `results.json`.
 
-One row for each number of each scenario, one column for each target: the median of the rounds, and the ratio to the
-baseline of the same round.
+One table for each document: a row for each number of each scenario, a column for each target: the median of the rounds,
+and the ratio to the baseline of the same round.
 """
 
 import json
@@ -9,19 +9,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from loadtest.report import LINES, cell
+from loadtest.report import LINES, PEAK, cell
 
 BEGIN, END = "<!-- numbers: python -m loadtest readme -->\n", "<!-- end of numbers -->\n"
 SHOWN = (
-    *("requests", "embed.e2e.p50", "embed.e2e.p95", "generate.tokens_out", "generate.e2e.p50", "generate.e2e.p95"),
+    *("requests", "embed.e2e.p50", "embed.e2e.p95", "generate.e2e.p50", "generate.e2e.p95"),
     *("generate.ttft.p50", "generate.tpot.p50", "query.requests", "query.e2e.p50", "query.e2e.p99"),
-    *("usage.peak_pss",),
+    PEAK,
 )
 
 
 def markdown(documents: Sequence[Mapping[str, Any]]) -> str:
     """All results, in their order."""
-    return "\n".join(_section(document, result) for document in documents for result in document["scenarios"])
+    return "\n".join(map(_section, documents))
 
 
 def with_numbers(readme: str, numbers: str) -> str:
@@ -49,19 +49,27 @@ def read_all(folder: Path) -> list[Any]:
     return [json.loads(file.read_text(encoding="utf-8")) for file in files]
 
 
-def _section(document: Mapping[str, Any], result: Mapping[str, Any]) -> str:
-    targets, baseline = result["targets"], result["baseline"]
-    machine, settings = document["machine"], document["settings"]
-    rows = [["", *(f"`{target}`" for target in targets)], ["---"] * (len(targets) + 1)]
-    for line in LINES:
-        if line.key in SHOWN:
-            cells = [cell(target, line, label == baseline, spread=False) for label, target in targets.items()]
-            if any(cells):
-                rows.append([f"{line.label}{f' [{line.unit}]' if line.unit else ''}", *cells])
+def _section(document: Mapping[str, Any]) -> str:
+    results, machine, settings = document["scenarios"], document["machine"], document["settings"]
+    targets = results[0]["targets"]
+    rows = [["", "", *(f"`{target}`" for target in targets)], ["---"] * (len(targets) + 2)]
+    for result in results:
+        rows += _rows(result)
     where = (
         f"{settings['model']} in {settings['dtype']} on {machine['cores']} cores of {machine['cpu']}"
-        f" ({', '.join(machine['cpu_flags'])}), {machine['date']}, median of {settings['rounds']} interleaved rounds"
+        f" ({', '.join(machine['cpu_flags'])}), {machine['date']}, median of {settings['rounds']} interleaved rounds;"
+        " x: ratio to the fastest of the others, which has none, in the same round."
     )
-    ratio = f"; x: ratio to `{baseline}` in the same round" if baseline else ""
     table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
-    return f"`{result['scenario']['name']}`: {result['scenario']['description']} {where}{ratio}.\n\n{table}\n"
+    return f"{where}\n\n{table}\n"
+
+
+def _rows(result: Mapping[str, Any]) -> list[list[str]]:
+    rows = []
+    for line in LINES:
+        targets = result["targets"].items()
+        cells = [cell(target, line, label == result["baseline"], spread=False) for label, target in targets]
+        if line.key in SHOWN and any(cells):
+            rows.append(["", f"{line.label}{f' [{line.unit}]' if line.unit else ''}", *cells])
+    rows[0][0] = f"`{result['scenario']['name']}`"
+    return rows
