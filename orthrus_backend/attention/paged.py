@@ -37,7 +37,7 @@ class PagedStep:
 
     def __init__(self, kernels: Kernels, batch: Batch, cache: KVCache) -> None:
         self._kernels = kernels
-        self._cache = cache
+        self.cache = cache
         items: list[tuple[int, int, int, int]] = []
         blocks: list[int] = []
         for rows in (*batch.chunks, *batch.decodes):
@@ -45,29 +45,29 @@ class PagedStep:
             items.append((rows.start, rows.stop - rows.start, rows.offset, len(blocks) if rows.offset else -1))
             if rows.offset:
                 blocks += rows.blocks
-        self._items = torch.tensor(items, dtype=torch.long)
-        self._blocks = torch.tensor(blocks, dtype=torch.int32)
-        self._slots = torch.full((len(batch.input_ids),), -1)
-        self._slots[batch.kept_rows] = batch.kept_slots
+        self.items = torch.tensor(items, dtype=torch.long)  # as `Kernels.attend` takes them, as are the next
+        self.blocks = torch.tensor(blocks, dtype=torch.int32)
+        self.slots = torch.full((len(batch.input_ids),), -1)  # as `Kernels.keep` takes them
+        self.slots[batch.kept_rows] = batch.kept_slots
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, spec: AttentionSpec) -> Tensor:
         query, key, value = (_dense(tensor) for tensor in (query, key, value))
-        keys, values = self._cache.keys[layer], self._cache.values[layer]
-        self._kernels.keep(key, value, keys, values, self._slots)
+        keys, values = self.cache.keys[layer], self.cache.values[layer]
+        self._kernels.keep(key, value, keys, values, self.slots)
         seen = self._kernels.attend(
             query,
             key,
             value,
             keys,
             values,
-            self._items,
-            self._blocks,
-            self._cache.block_size,
+            self.items,
+            self.blocks,
+            self.cache.block_size,
             spec.scale,
             spec.window,
             spec.softcap,
         )
-        seen[len(self._slots) :] = 0
+        seen[len(self.slots) :] = 0
         return seen
 
 

@@ -4,7 +4,6 @@ Responsible for hidden states; what family a model is of, and that the result is
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -13,7 +12,10 @@ from torch.nn.functional import embedding
 
 from orthrus_backend.adapters import AdapterRows
 from orthrus_backend.attention.backend import StepAttention
+from orthrus_backend.attention.paged import PagedStep
 from orthrus_backend.attention.spec import AttentionSpec
+from orthrus_backend.fused.at_once import AllLayers
+from orthrus_backend.fused.layer import Layer, read_layer
 from orthrus_backend.fused.matrix import Matrix
 from orthrus_backend.native.ops import DTYPES, Kernels
 from orthrus_backend.padding import fill_up
@@ -33,22 +35,6 @@ def can_be_fused(model: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One layer's weights; names are those of Hugging Face's modules, by which adapters know them."""
-
-    before_attention: Tensor  # [d], as are all weights of norms
-    qkv: Matrix
-    query_norm: Tensor | None  # [dim]
-    key_norm: Tensor | None
-    output: Matrix
-    before_mlp: Tensor
-    gate_up: Matrix
-    down: Matrix
-    spec: AttentionSpec
-    names: tuple[tuple[str, ...], ...]  # of the layers in qkv, output, gate_up and down
-
-
 class FusedDecoder:
     """Token ids to hidden states after the final norm."""
 
@@ -65,25 +51,29 @@ class FusedDecoder:
         self._kv_heads: int = config.num_key_value_heads
         self._epsilon: float = config.rms_norm_eps
         self._layers = [
-            _read_layer(layer, f"{prefix}layers.{i}.", spec)
+            read_layer(layer, f"{prefix}layers.{i}.", spec)
             for i, (layer, spec) in enumerate(zip(base.layers, specs, strict=True))
         ]
         self._last_norm = base.norm.weight
-        self._fills_up = not all(matrix.takes_any_rows for matrix in self._matrices())
+        heads = (self._heads, self._kv_heads)
+        self._at_once = AllLayers.of(self._layers, self._last_norm, heads, self._epsilon) if kernels.tiles else None
 
     def take_over(self) -> None:
         """Let the modules that it was made of share its memory."""
-        for matrix in self._matrices():
-            matrix.take_over()
+        for layer in self._layers:
+            for matrix in layer.matrices:
+                matrix.take_over()
 
     def __call__(self, input_ids: Tensor, positions: Tensor, step: StepAttention) -> Tensor:
         """`input_ids`, `positions`: [T]; returns [T, d]."""
         rows = len(input_ids)
-        if self._fills_up:
+        if self._at_once is None:
             input_ids, positions = fill_up(input_ids, input_ids.device), fill_up(positions, input_ids.device)
         hidden = embedding(input_ids, self._embedding)  # [T, d]: what layers add to
         exact = torch.empty(0, device=hidden.device)  # angles come in its dtype
         cosine, sine = (both[0].chunk(2, -1)[0].contiguous() for both in self._rotary(exact, positions[None]))
+        if self._at_once is not None and not self._adapters and isinstance(step, PagedStep):
+            return self._at_once(hidden, cosine, sine, step)
         added: Tensor | None = None
         for index, layer in enumerate(self._layers):
             x = self._kernels.normalise(hidden, added, layer.before_attention, self._epsilon)
@@ -93,12 +83,7 @@ class FusedDecoder:
             added = self._multiply(layer.down, x, layer.names[3])  # [T, d]
         return self._kernels.normalise(hidden, added, self._last_norm, self._epsilon)[:rows]
 
-    def _matrices(self) -> list[Matrix]:
-        return [m for layer in self._layers for m in (layer.qkv, layer.output, layer.gate_up, layer.down)]
-
-    def _attend(
-        self, index: int, layer: _Layer, x: Tensor, cosine: Tensor, sine: Tensor, step: StepAttention
-    ) -> Tensor:
+    def _attend(self, index: int, layer: Layer, x: Tensor, cosine: Tensor, sine: Tensor, step: StepAttention) -> Tensor:
         heads, kv_heads = self._heads, self._kv_heads
         qkv = self._multiply(layer.qkv, x, layer.names[0])  # [T, (heads + 2 kv_heads) dim]
         self._kernels.rotate(qkv, heads, kv_heads, cosine, sine, layer.query_norm, layer.key_norm, self._epsilon)
@@ -107,7 +92,7 @@ class FusedDecoder:
         seen = step.attend(index, query, key, value, layer.spec)  # [T, heads, dim]
         return self._multiply(layer.output, seen.flatten(1), layer.names[1])
 
-    def _gate(self, layer: _Layer, x: Tensor) -> Tensor:
+    def _gate(self, layer: Layer, x: Tensor) -> Tensor:
         if not self._adapters and (gated := layer.gate_up.gated(x)) is not None:
             return gated
         return self._kernels.gate(self._multiply(layer.gate_up, x, layer.names[2]))
@@ -118,28 +103,3 @@ class FusedDecoder:
             for name, columns in zip(names, y.split(matrix.widths, dim=1), strict=True):
                 self._adapters.add(name, x, columns)
         return y
-
-
-def _read_layer(layer: Any, name: str, spec: AttentionSpec) -> _Layer:
-    attention = layer.self_attn
-    groups = (
-        ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-        ("self_attn.o_proj",),
-        ("mlp.gate_proj", "mlp.up_proj"),
-        ("mlp.down_proj",),
-    )
-    qkv, output, gate_up, down = (
-        Matrix([layer.get_submodule(part) for part in group], gates=group[0] == "mlp.gate_proj") for group in groups
-    )
-    return _Layer(
-        before_attention=layer.input_layernorm.weight,
-        qkv=qkv,
-        query_norm=attention.q_norm.weight if hasattr(attention, "q_norm") else None,
-        key_norm=attention.k_norm.weight if hasattr(attention, "k_norm") else None,
-        output=output,
-        before_mlp=layer.post_attention_layernorm.weight,
-        gate_up=gate_up,
-        down=down,
-        spec=spec,
-        names=tuple(tuple(name + part for part in group) for group in groups),
-    )

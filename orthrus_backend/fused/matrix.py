@@ -27,10 +27,10 @@ class Matrix:
         if any(layer.bias is not None for layer in layers):
             zeros = [self._weight.new_zeros(width) for width in self.widths]
             self._bias = torch.cat([zero if x.bias is None else x.bias for x, zero in zip(layers, zeros, strict=True)])
-        self._tiles: TileProduct | None = None
+        self.tiles: TileProduct | None = None  # what multiplies, where it is that
         self._packed = False
         if fits_tiles(self._weight):
-            self._tiles = TileProduct(self._weight, self._bias, gates)
+            self.tiles = TileProduct(self._weight, self._bias, gates)
             self._weight = self._weight.new_empty(0)
         elif _is_packable(self._weight):
             self._packed = True
@@ -38,8 +38,8 @@ class Matrix:
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, in] to [T, sum of widths]."""
-        if self._tiles is not None:
-            return self._tiles(x)
+        if self.tiles is not None:
+            return self.tiles(x)
         if self._packed:
             y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
             return y
@@ -48,17 +48,12 @@ class Matrix:
             return linear(x.float(), self._weight.float(), bias).bfloat16()
         return linear(x, self._weight, self._bias)
 
-    @property
-    def takes_any_rows(self) -> bool:
-        """Whether numbers of rows that never came before cost nothing; see `padding`."""
-        return self._tiles is not None
-
     def gated(self, x: Tensor) -> Tensor | None:
         """silu of the first layer's result, times the second's, without writing either: [T, in] to [T, width].
 
         None where no product does that; it is otherwise the same as in two steps.
         """
-        return None if self._tiles is None else self._tiles.gated(x)
+        return None if self.tiles is None else self.tiles.gated(x)
 
     def take_over(self) -> None:
         """Leave the layers that it was made of no memory of their own, so that there is one copy of the weights.

@@ -3,6 +3,7 @@
 // that depends on positions only: never on its neighbours in the batch.
 
 #include "attend.h"
+#include "decoder.h"
 #include "layers.h"
 #include "products.h"
 #include "projection.h"
@@ -42,13 +43,12 @@ FOR_TYPE(bfloat16, bf16)
 int orthrus_tiles() { return tiles_allowed(); }
 
 #if HAS_TILES
-void orthrus_multiply(bf16* out, const bf16* x, int64_t stride, const bf16* weight, const bf16* bias, int64_t rows,
-                      int64_t depth, int64_t pairs, int64_t step, int64_t apart, int threads) {
-  multiply({x, stride, weight, rows, depth / DEPTH}, pairs, Write{out, bias, pairs * 2 * SIDE, step, apart}, threads);
+void orthrus_decode(const Step* step, bf16* hidden, bf16* out) { decode(*step, hidden, out); }
+void orthrus_multiply(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights* weights, int threads) {
+  multiply(out, x, stride, rows, *weights, threads);
 }
-void orthrus_multiply_gated(bf16* out, const bf16* x, int64_t stride, const bf16* weight, const bf16* bias, int64_t rows,
-                            int64_t depth, int64_t pairs, int threads) {
-  multiply({x, stride, weight, rows, depth / DEPTH}, pairs, WriteGated{out, bias, pairs * SIDE}, threads);
+void orthrus_multiply_gated(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights* weights, int threads) {
+  multiply_gated(out, x, stride, rows, *weights, threads);
 }
 void orthrus_project(bf16* out, const bf16* x, const bf16* weight, int64_t rows, int64_t depth, int64_t columns,
                      int threads) {

@@ -184,5 +184,22 @@ void multiply(const Operands& operands, int64_t pairs, const Finish& finish, int
     }
 }
 
+// A weight in tiles, with its bias. The layout of this structure is that of `products.py`.
+struct Weights {
+  const bf16 *weight, *bias;  // bias: [columns] or null
+  int64_t depth, pairs, step, apart;
+};
+
+// out[rows, 32 pairs] = x[rows, depth] W' + b; rows of x lie `stride` apart.
+inline void multiply(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights& w, int threads) {
+  const Write write{out, w.bias, w.pairs * 2 * SIDE, w.step, w.apart};
+  multiply({x, stride, w.weight, rows, w.depth / DEPTH}, w.pairs, write, threads);
+}
+
+// out[rows, 16 pairs]: silu of the first half of all columns, times the second.
+inline void multiply_gated(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights& w, int threads) {
+  multiply({x, stride, w.weight, rows, w.depth / DEPTH}, w.pairs, WriteGated{out, w.bias, w.pairs * SIDE}, threads);
+}
+
 }  // namespace
 #endif

@@ -19,8 +19,8 @@ _DEPTH = 32  # numbers of a row that one instruction multiplies
 
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[type[Any], ...]] = {
-    "multiply": (_P, _P, _L, _P, _P, _L, _L, _L, _L, _L, _I),
-    "multiply_gated": (_P, _P, _L, _P, _P, _L, _L, _L, _I),
+    "multiply": (_P, _P, _L, _L, _P, _I),
+    "multiply_gated": (_P, _P, _L, _L, _P, _I),
     "project": (_P, _P, _P, _L, _L, _L, _I),
 }
 
@@ -46,6 +46,12 @@ def _function(name: str) -> Callable[..., None]:
     return function
 
 
+class Weights(ctypes.Structure):
+    """A product's weight and bias as the kernels are told of them (`products.h`)."""
+
+    _fields_ = (("weight", _P), ("bias", _P), ("depth", _L), ("pairs", _L), ("step", _L), ("apart", _L))
+
+
 class TileProduct:
     """`x W' + b`, with `W` in the order in which tiles read it."""
 
@@ -54,38 +60,37 @@ class TileProduct:
         assert fits_tiles(weight)
         self._multiply, self._multiply_gated = _function("multiply"), _function("multiply_gated")
         self._columns, self._depth = weight.shape
-        self._pairs = self._columns // (2 * _SIDE)
         self._gates = gates
-        parts = (self._pairs, 2, _SIDE, self._depth // _DEPTH, _DEPTH // 2, 2)
+        pairs = self._columns // (2 * _SIDE)
+        parts = (pairs, 2, _SIDE, self._depth // _DEPTH, _DEPTH // 2, 2)
         if gates:  # a gate's tile lies beside that of what it gates
-            self._places = (_SIDE, self._columns // 2)  # columns from pair to pair, and from tile to tile
-            tiles = weight.view(2, self._pairs, *parts[2:]).transpose(0, 1)
+            places = (_SIDE, self._columns // 2)  # columns from pair to pair, and from tile to tile
+            tiles = weight.view(2, pairs, *parts[2:]).transpose(0, 1)
         else:
-            self._places = (2 * _SIDE, _SIDE)
+            places = (2 * _SIDE, _SIDE)
             tiles = weight.view(parts)
         self._weight = tiles.permute(0, 3, 1, 4, 2, 5).contiguous()
         self._bias = None if bias is None else bias.contiguous()
+        bias_at = None if self._bias is None else self._bias.data_ptr()
+        self.weights = Weights(self._weight.data_ptr(), bias_at, self._depth, pairs, *places)  # in use while this lives
 
     def __call__(self, x: Tensor) -> Tensor:
         """[T, K] to [T, N]."""
-        out = x.new_empty(len(x), self._columns)
-        self._multiply(*self._arguments(out, x), *self._places, torch.get_num_threads())
-        return out
+        return self._run(self._multiply, x, self._columns)
 
     def gated(self, x: Tensor) -> Tensor:
         """`silu(gate) * up`, [T, K] to [T, N / 2]: to the bit what `Kernels.gate` makes of `__call__`'s result."""
         assert self._gates
-        out = x.new_empty(len(x), self._columns // 2)
-        self._multiply_gated(*self._arguments(out, x), torch.get_num_threads())
-        return out
+        return self._run(self._multiply_gated, x, self._columns // 2)
 
-    def _arguments(self, out: Tensor, x: Tensor) -> tuple[int | None, ...]:
+    def _run(self, multiply: Callable[..., None], x: Tensor, columns: int) -> Tensor:
         assert x.dtype is torch.bfloat16
         assert x.shape[1] == self._depth
         assert x.stride(1) == 1
-        bias = None if self._bias is None else self._bias.data_ptr()
-        rows = (x.data_ptr(), x.stride(0), self._weight.data_ptr(), bias, len(x))
-        return (out.data_ptr(), *rows, self._depth, self._pairs)
+        out = x.new_empty(len(x), columns)
+        weights = ctypes.byref(self.weights)
+        multiply(out.data_ptr(), x.data_ptr(), x.stride(0), len(x), weights, torch.get_num_threads())
+        return out
 
 
 class TileProjection:
