@@ -1,4 +1,4 @@
-"""Only the engine's thread has OpenMP's helpers: with those of another there are more than cores, and all sleep too soon."""
+"""Only the engine's thread has helpers of OpenMP's: once there are more of them than cores, all sleep too soon."""
 
 import subprocess
 import sys
