@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from loadtest.markdown import BEGIN, END, read_all, with_numbers
+from loadtest.markdown import BEGIN, END, markdown, read_all, with_numbers
 
+ROOT = Path(__file__).parents[2]
 TEXT = f"before\n{BEGIN}old\n{END}after\n"
 
 
@@ -24,3 +25,8 @@ def test_a_readme_without_its_marks_is_left_alone(text: str) -> None:
 def test_an_empty_folder_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no \.json file"):
         read_all(tmp_path)
+
+
+def test_the_readme_shows_the_results_that_are_kept() -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    assert with_numbers(readme, markdown(read_all(ROOT / "docs" / "results"))) == readme
