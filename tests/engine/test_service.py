@@ -1,6 +1,7 @@
 """A whole service over a tiny model with a pool of 8 blocks: limits, ends, preemption, chat, as a caller meets them."""
 
 import json
+import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,8 @@ import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
 
-from orthrus_backend.assembly import Service, build_service
+from orthrus_backend import assembly
+from orthrus_backend.assembly import LoadedModel, Service, build_service, load_model
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.outputs import Embedded, Produced
 from orthrus_backend.params import EmbeddingParams, SamplingParams
@@ -52,6 +54,20 @@ def service(folder: Path) -> Iterator[Service]:
     service = build_service(EngineSettings.from_parameters(parameters))
     yield service
     service.engine.close()
+
+
+def test_models_are_loaded_in_a_thread_that_ends(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenMP's helpers of any thread that lives on would let those of the engine's sleep."""
+    loaders = []
+
+    def load(*arguments: Any, **options: Any) -> LoadedModel:
+        loaders.append(threading.current_thread())
+        return load_model(*arguments, **options)
+
+    monkeypatch.setattr(assembly, "load_model", load)
+    service = build_service(EngineSettings.from_parameters({"model": str(folder), "kv_memory": "64KiB"}))
+    service.close()
+    assert [thread.is_alive() for thread in loaders] == [False]
 
 
 def words(count: int, first: int = 20) -> str:
