@@ -7,8 +7,10 @@ tritonserver ends long before the process.
 import os
 import threading
 import time
+from pathlib import Path
 
 _POLL_SECONDS = 1.0
+_ADOPTER = 1  # the process that gets those whose parent is gone
 
 
 def end_with_parent() -> None:
@@ -16,8 +18,17 @@ def end_with_parent() -> None:
     parent = os.getppid()
 
     def watch() -> None:
-        while os.getppid() == parent:
+        while os.getppid() == parent and not (parent == _ADOPTER and _is_adopted()):
             time.sleep(_POLL_SECONDS)
         os._exit(1)
 
     threading.Thread(target=watch, name="orthrus-parent", daemon=True).start()
+
+
+def _is_adopted() -> bool:
+    """Whether the parent was gone before anyone looked: in a container, process 1 may be the server itself.
+
+    Triton gives a stub the server's process id among its arguments.
+    """
+    arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")
+    return b"%d" % _ADOPTER not in arguments and Path(f"/proc/{_ADOPTER}/comm").read_text().strip() != "tritonserver"
