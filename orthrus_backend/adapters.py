@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
+from typing import cast
 from weakref import WeakSet
 
 import torch
@@ -76,7 +77,7 @@ class AdapterRows:
     """
 
     def __init__(self) -> None:
-        self._segments: list[tuple[Mapping[str, Factors], int, int]] = []
+        self.segments: Sequence[tuple[Adapter, int, int]] = ()  # (adapter, first row, row after the last)
 
     @contextmanager
     def active(self, segments: Sequence[tuple[AdapterHandle, int, int]]) -> Iterator[None]:
@@ -85,22 +86,21 @@ class AdapterRows:
         Args:
             segments: (adapter, first row, row after the last) over the packed rows, without overlap.
         """
-        assert not self._segments, "a step inside a step"
-        for adapter, start, stop in segments:
-            assert isinstance(adapter, Adapter)
-            self._segments.append((adapter.layers, start, stop))
+        assert not self.segments, "a step inside a step"
+        assert all(isinstance(adapter, Adapter) for adapter, _, _ in segments)
+        self.segments = [(cast(Adapter, adapter), start, stop) for adapter, start, stop in segments]
         try:
             yield
         finally:
-            self._segments = []
+            self.segments = ()
 
     def __bool__(self) -> bool:
-        return bool(self._segments)
+        return bool(self.segments)
 
     def add(self, layer: str, x: Tensor, y: Tensor) -> None:
         """Add to `y`, in place, what the rows' adapters make of `x` in this layer. `x`: [T, in], `y`: [T, out]."""
-        for layers, start, stop in self._segments:
-            if (factors := layers.get(layer)) is not None:
+        for adapter, start, stop in self.segments:
+            if (factors := adapter.layers.get(layer)) is not None:
                 assert stop <= len(x) == len(y), f"{layer} saw {len(x)} of the rows {start} to {stop}"
                 y[start:stop].addmm_(x[start:stop] @ factors.a.T, factors.b.T)
 

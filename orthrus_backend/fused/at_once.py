@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from orthrus_backend.attention.paged import PagedStep
+from orthrus_backend.fused.adapted import AdapterPacker, Stretches
 from orthrus_backend.fused.layer import Layer
 from orthrus_backend.native.compiled import load_kernels
 from orthrus_backend.native.products import TileProduct, Weights
@@ -32,6 +33,7 @@ class _Layer(ctypes.Structure):
 class _Step(ctypes.Structure):
     _fields_ = (
         *(("layers", _P), ("count", _L)),
+        *(("adapters", _P), ("adapter_count", _L)),
         *((name, _P) for name in ("last_norm", "cosine", "sine", "slots", "items")),
         *(("item_count", _L), ("blocks", _P)),
         *((name, _L) for name in ("block_size", "rows", "width", "heads", "kv_heads", "dim")),
@@ -40,7 +42,10 @@ class _Step(ctypes.Structure):
 
 
 class AllLayers:
-    """What `FusedDecoder` does for rows without adapters, to the bit."""
+    """What `FusedDecoder` does product by product, to the bit for rows without adapters.
+
+    What an adapter adds is summed with the product before that is rounded, so that rows with one differ in rounding.
+    """
 
     @classmethod
     def of(
@@ -62,10 +67,13 @@ class AllLayers:
         self._kept = (layers, products, last_norm)  # the structures only know where they are
         self._layers = (_Layer * len(layers))(*map(_structure, layers, products))
         self._last_norm, self._heads, self._epsilon = last_norm, heads, epsilon
+        self._adapters = AdapterPacker(layers)
         self._decode = load_kernels().orthrus_decode
         self._decode.argtypes, self._decode.restype = (_P, _P, _P), None
 
-    def __call__(self, hidden: Tensor, cosine: Tensor, sine: Tensor, step: PagedStep) -> Tensor:
+    def __call__(
+        self, hidden: Tensor, cosine: Tensor, sine: Tensor, step: PagedStep, adapted: Stretches = ()
+    ) -> Tensor:
         """`hidden`: [T, d], changed; `cosine`, `sine`: [T, dim / 2] float32; returns [T, d], after the last norm."""
         rows, width = hidden.shape
         assert hidden.dtype is torch.bfloat16
@@ -74,10 +82,13 @@ class AllLayers:
         assert len(step.slots) == len(cosine) == len(sine) == rows
         for layer, keys, values in zip(self._layers, step.cache.keys, step.cache.values, strict=True):
             layer.key_cache, layer.value_cache = keys.data_ptr(), values.data_ptr()
+        adapters = self._adapters(adapted)
         out = torch.empty_like(hidden)
         arguments = _Step(
             layers=ctypes.addressof(self._layers),
             count=len(self._layers),
+            adapters=adapters.address,
+            adapter_count=adapters.count,
             last_norm=self._last_norm.data_ptr(),
             cosine=cosine.data_ptr(),
             sine=sine.data_ptr(),

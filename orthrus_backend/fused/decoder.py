@@ -72,8 +72,8 @@ class FusedDecoder:
         hidden = embedding(input_ids, self._embedding)  # [T, d]: what layers add to
         exact = torch.empty(0, device=hidden.device)  # angles come in its dtype
         cosine, sine = (both[0].chunk(2, -1)[0].contiguous() for both in self._rotary(exact, positions[None]))
-        if self._at_once is not None and not self._adapters and isinstance(step, PagedStep):
-            return self._at_once(hidden, cosine, sine, step)
+        if self._at_once is not None and isinstance(step, PagedStep):
+            return self._at_once(hidden, cosine, sine, step, self._adapters.segments)
         added: Tensor | None = None
         for index, layer in enumerate(self._layers):
             x = self._kernels.normalise(hidden, added, layer.before_attention, self._epsilon)

@@ -21,6 +21,7 @@ class Matrix:
     def __init__(self, layers: Sequence[nn.Linear], gates: bool = False) -> None:
         """`gates`: there are two layers of one width, and the first gates the second."""
         self.widths = [layer.out_features for layer in layers]
+        self.gates = gates
         self._layers = layers
         self._weight = torch.cat([layer.weight for layer in layers])  # [sum of widths, in]
         self._bias: Tensor | None = None  # [sum of widths]

@@ -2,6 +2,8 @@
 // beginning to its end, whatever the block that it is made in.
 #pragma once
 
+#include <vector>
+
 #include "tiles.h"
 #include "vectors.h"
 
@@ -55,11 +57,19 @@ struct WriteGated {
   }
 };
 
+// A product of other rows with another weight of the same shape, which is added to rows [first, last) of the sums.
+struct Addition {
+  const bf16* x;  // [rows, 32 steps], of as many rows as the product has; those outside [first, last) hold zeros
+  const bf16* weight;
+  int64_t steps, first, last;
+};
+
 struct Operands {
   const bf16* x;  // [rows, 32 steps] with this stride
   int64_t stride;
   const bf16* weight;
   int64_t rows, steps;
+  const std::vector<Addition>* additions;  // or null
 };
 
 // One thread's part: blocks of 32 rows [first, last), pairs [from, to).
@@ -121,6 +131,8 @@ class Product : Operands {
       }
       finish_some(share);
     }
+    if (end == steps && additions)
+      for (const Addition& more : *additions) add<TALL>(more, pair, upper, lower);
     finish_some(2 * SIDE);
     _tile_stored(0, own[0], line);
     _tile_stored(1, own[0] + SIDE, line);
@@ -133,6 +145,29 @@ class Product : Operands {
     done_rows[1] = lower - SIDE;
     next = int(2 * block * SIDE - upper);
     stop = TALL == 2 ? 2 * SIDE : int(std::min<int64_t>(SIDE, rows));
+  }
+
+  template <int TALL>
+  void add(const Addition& more, int64_t pair, int64_t upper, int64_t lower) const {
+    const bool above = upper < more.last && more.first < upper + SIDE;
+    const bool below = TALL == 2 && lower < more.last && more.first < lower + SIDE;
+    if (!above && !below) return;
+    const int64_t width = more.steps * DEPTH, bytes = width * sizeof(bf16);
+    const bf16 *a = more.x + upper * width, *b = more.x + lower * width, *w = more.weight + pair * more.steps * STEP;
+    for (int64_t step = 0; step < more.steps; ++step) {
+      _tile_loadd(6, w + step * STEP, 64);
+      _tile_loadd(7, w + step * STEP + STEP / 2, 64);
+      if (above) {
+        _tile_loadd(4, a + step * DEPTH, bytes);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+      }
+      if (below) {
+        _tile_loadd(5, b + step * DEPTH, bytes);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+      }
+    }
   }
 
   // What each step fetches early: all weights that come soon where a block is alone, else its share of the next chunk's.
@@ -190,15 +225,17 @@ struct Weights {
   int64_t depth, pairs, step, apart;
 };
 
-// out[rows, 32 pairs] = x[rows, depth] W' + b; rows of x lie `stride` apart.
-inline void multiply(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights& w, int threads) {
+// out[rows, 32 pairs] = x[rows, depth] W' + b, and what `additions` add; rows of x lie `stride` apart.
+inline void multiply(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights& w, int threads,
+                     const std::vector<Addition>* additions = nullptr) {
   const Write write{out, w.bias, w.pairs * 2 * SIDE, w.step, w.apart};
-  multiply({x, stride, w.weight, rows, w.depth / DEPTH}, w.pairs, write, threads);
+  multiply({x, stride, w.weight, rows, w.depth / DEPTH, additions}, w.pairs, write, threads);
 }
 
 // out[rows, 16 pairs]: silu of the first half of all columns, times the second.
-inline void multiply_gated(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights& w, int threads) {
-  multiply({x, stride, w.weight, rows, w.depth / DEPTH}, w.pairs, WriteGated{out, w.bias, w.pairs * SIDE}, threads);
+inline void multiply_gated(bf16* out, const bf16* x, int64_t stride, int64_t rows, const Weights& w, int threads,
+                           const std::vector<Addition>* additions = nullptr) {
+  multiply({x, stride, w.weight, rows, w.depth / DEPTH, additions}, w.pairs, WriteGated{out, w.bias, w.pairs * SIDE}, threads);
 }
 
 }  // namespace

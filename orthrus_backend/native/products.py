@@ -15,7 +15,7 @@ from torch.nn.functional import pad
 from orthrus_backend.native.compiled import NotCompiledError, load_kernels
 
 _SIDE = 16  # columns of a tile
-_DEPTH = 32  # numbers of a row that one instruction multiplies
+DEPTH = 32  # numbers of a row that one instruction multiplies
 
 _P, _I, _L = ctypes.c_void_p, ctypes.c_int, ctypes.c_int64
 _SIGNATURES: dict[str, tuple[type[Any], ...]] = {
@@ -27,7 +27,7 @@ _SIGNATURES: dict[str, tuple[type[Any], ...]] = {
 
 def fits_tiles(weight: Tensor) -> bool:
     """Whether `TileProduct` takes this weight on this machine."""
-    whole = weight.shape[0] % (2 * _SIDE) == 0 and weight.shape[1] % _DEPTH == 0
+    whole = weight.shape[0] % (2 * _SIDE) == 0 and weight.shape[1] % DEPTH == 0
     return weight.dtype is torch.bfloat16 and weight.device.type == "cpu" and whole and have_tiles()
 
 
@@ -62,7 +62,7 @@ class TileProduct:
         self._columns, self._depth = weight.shape
         self._gates = gates
         pairs = self._columns // (2 * _SIDE)
-        parts = (pairs, 2, _SIDE, self._depth // _DEPTH, _DEPTH // 2, 2)
+        parts = (pairs, 2, _SIDE, self._depth // DEPTH, DEPTH // 2, 2)
         if gates:  # a gate's tile lies beside that of what it gates
             places = (_SIDE, self._columns // 2)  # columns from pair to pair, and from tile to tile
             tiles = weight.view(2, pairs, *parts[2:]).transpose(0, 1)

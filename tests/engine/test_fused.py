@@ -98,6 +98,30 @@ def test_on_tiles_a_text_is_the_same_beside_adapters_and_alone(family: str, tmp_
     assert torch.nn.functional.cosine_similarity(got, expected, dim=0) > 0.99
 
 
+@pytest.mark.skipif(not have_tiles(), reason="this processor has no matrix tiles")
+def test_on_tiles_adapters_of_several_ranks_share_a_batch_each_as_alone(tmp_path: Path) -> None:
+    model = backbone("llama", torch.bfloat16)
+    targets = {4: ["q_proj", "up_proj"], 40: ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "down_proj"]}
+    folders = {rank: save_adapter(tmp_path / str(rank), "llama", names, rank) for rank, names in targets.items()}
+    few, many = (load_adapter("a", folder, model.model, torch.bfloat16, "cpu") for folder in folders.values())
+    texts = [(few, 20), (many, 33), (few, 7), (None, 40), (many, 1), (few, 50)]
+    alone, beside = (
+        [embed(random_ids(length, seed=i), "last", adapter) for i, (adapter, length) in enumerate(texts)] for _ in "12"
+    )
+    results = Bench(model, chunk_size=64, token_budget=200).run(beside)
+    for one, other, (adapter, length) in zip(alone, beside, texts, strict=True):
+        results |= Bench(model, chunk_size=64, token_budget=200).run([one])
+        assert (results[one] == results[other]).all(), f"{length} tokens"
+        reference = backbone("llama")
+        if adapter is not None:
+            folder = folders[4 if adapter is few else 40]
+            wrapped = PeftModel.from_pretrained(reference.model, folder).base_model.model
+            reference = Backbone(wrapped, model.device)
+        expected = plain_hidden(reference, random_ids(length, seed=texts.index((adapter, length))))[-1]
+        got = torch.from_numpy(results[other]).float()
+        assert torch.nn.functional.cosine_similarity(got, expected, dim=0) > 0.99
+
+
 def test_a_loaded_model_holds_its_weights_once(tmp_path: Path) -> None:
     settings = EngineSettings(model=ModelSettings(dtype="float32", device="cpu"))
     loaded = load_model(str(save_small_model(tmp_path)), settings, head=False)
