@@ -1,0 +1,1 @@
+"""The default model's embedding adapter: where its text comes from, how it is trained, how it is measured."""

@@ -1,0 +1,69 @@
+"""Trains the embedding adapter of the default model: python tools/train_adapter.py FOLDER
+
+Contrastive learning with in-batch negatives, and distillation of the similarities that all-MiniLM-L6-v2 sees. Texts
+come from Debian packages, by apt, and from the Python packages of this environment (see tools/embedding_adapter).
+Stopped, it goes on where it was when it is called again with the same folder. At the end FOLDER/adapter is what
+`orthrus serve --embedding-adapter` takes, and FOLDER/log.jsonl has a line for every step.
+"""
+
+import json
+import sys
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+
+from tools.embedding_adapter.batches import Batches
+from tools.embedding_adapter.debian import DebianArchive
+from tools.embedding_adapter.folder import save_adapter
+from tools.embedding_adapter.mixture import Texts
+from tools.embedding_adapter.pairs import Pair
+from tools.embedding_adapter.run import Run, Settings
+
+WEIGHTS = {"packages": 0.2, "words": 0.3, "terms": 0.1, "manuals": 0.2, "functions": 0.2}
+
+
+def train(
+    folder: Annotated[Path, typer.Argument(help="Where checkpoints, the log and the adapter go.")],
+    steps: Annotated[int, typer.Option(min=1)] = 320,
+    batch: Annotated[int, typer.Option(min=8, help="Pairs in a step.")] = 96,
+    rank: Annotated[int, typer.Option(min=1)] = 8,
+    pooling: Annotated[Literal["mean", "last"], typer.Option(help="Of the last hidden states.")] = "mean",
+    learning_rate: Annotated[float, typer.Option(min=0.0)] = 5e-4,
+    distillation: Annotated[float, typer.Option(min=0.0, help="Weight beside the contrastive loss.")] = 1.0,
+    longest: Annotated[int, typer.Option(min=8, help="Tokens of a text that are read.")] = 64,
+    seed: int = 1,
+    threads: Annotated[int, typer.Option(help="0 for all cores.")] = 0,
+    texts: Annotated[Path, typer.Option(help="Where Debian packages are kept.")] = Path("adapter-texts"),
+) -> None:
+    """Train, or go on training, until all steps are done."""
+    settings = Settings(steps, batch, rank, pooling, learning_rate, distillation, longest, seed)
+    torch.set_num_threads(threads or torch.get_num_threads())
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = DebianArchive(texts.resolve())
+    sources = _sources(folder / "pairs.json", archive)
+    sizes = {name: len(pairs) for name, pairs in sources.items()}
+    print(f"pairs: {sizes}", file=sys.stderr)
+    try:
+        run = Run(folder, settings, Batches(sources, WEIGHTS, batch, seed))
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    run.go_on()
+    save_adapter(folder / "adapter", run.student.model, pooling)
+    about = {"settings": asdict(settings), "pairs": sizes, "packages": archive.versions()}
+    (folder / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def _sources(file: Path, archive: DebianArchive) -> dict[str, list[Pair]]:
+    """Pairs by source; those that the folder was begun with, if it was."""
+    if not file.is_file():
+        print("reading texts: some minutes, once", file=sys.stderr)
+        found = Texts(archive).training()
+        file.write_text(json.dumps({name: [astuple(pair) for pair in pairs] for name, pairs in found.items()}))
+    return {name: [Pair(*pair) for pair in pairs] for name, pairs in json.loads(file.read_text()).items()}
+
+
+if __name__ == "__main__":
+    typer.run(train)
