@@ -15,8 +15,8 @@ from orthrus_backend.accounting import show_adapters
 from orthrus_backend.adapter_catalogue import AdapterCatalogue
 from orthrus_backend.adapters import Adapter, load_adapter
 from orthrus_backend.blocks import BlockPool
-from orthrus_backend.config import EngineSettings, ModelSettings
-from orthrus_backend.default_model import ensure_default_model
+from orthrus_backend.config import NO_ADAPTER, EngineSettings, ModelSettings
+from orthrus_backend.default_model import EMBEDDING_ADAPTER, ensure_default_model
 from orthrus_backend.detokenize import Detokenizer
 from orthrus_backend.embed_intake import EmbedIntake
 from orthrus_backend.embedding_head import EmbeddingHead
@@ -83,7 +83,7 @@ def _build(settings: EngineSettings, on_failure: Callable[[], None]) -> Service:
     generator = load_model(settings.model.model or str(ensure_default_model()), settings)
     apart = settings.model.embedding_model
     embedder = load_model(apart, settings, head=False) if apart else None
-    return assemble(settings, generator, embedder, on_failure)
+    return assemble(settings, generator, embedder, on_failure, _embedding_adapter(settings.model))
 
 
 def assemble(
@@ -91,8 +91,12 @@ def assemble(
     generator: LoadedModel,
     embedder: LoadedModel | None = None,
     on_failure: Callable[[], None] = lambda: None,
+    embedding_adapter: Path | None = None,
 ) -> Service:
-    """The rest of `build_service`, from loaded models, which compute for one service at a time."""
+    """The rest of `build_service`, from loaded models, which compute for one service at a time.
+
+    `embedding_adapter`: folder of the generator's adapter that embeds texts which name none.
+    """
     models = [generator] if embedder is None else [generator, embedder]
     size = generator.computation.attention.block_size
     block_bytes = sum(KVCache.block_bytes(model.shapes, size, model.backbone.dtype) for model in models)
@@ -102,7 +106,7 @@ def assemble(
     prefixes = PrefixCache(pool) if settings.cache.prefix_caching else None
     scheduler = Scheduler(settings.scheduler, pool, whole_embeds=not embeds.shapes, prefixes=prefixes)
     limit = _limit(settings, generator, pool)
-    recipe = EmbeddingRecipe.read(embeds.location)
+    recipe = _recipe(embeds, embedding_adapter)
     intake = Intake(
         GenerateIntake(generator.tokenization, limit, adapters, _text_maker(generator.tokenization)),
         EmbedIntake(
@@ -111,6 +115,7 @@ def assemble(
             limit if embedder is None else _limit_apart(settings, embedder, scheduler),
             int(embeds.backbone.config.hidden_size),
             adapters if embedder is None else {},
+            None if embedding_adapter is None else _load_adapter(generator.backbone, "embedding", embedding_adapter),
         ),
     )
     head = EmbeddingHead(recipe.steps, embeds.backbone.device)
@@ -143,11 +148,26 @@ def load_model(location: str, settings: EngineSettings, head: bool = True) -> Lo
 
 
 def _adapters(backbone: Backbone, settings: ModelSettings) -> AdapterCatalogue:
-    def load(name: str, path: Path) -> Adapter:
-        return load_adapter(name, path, backbone.model, backbone.dtype, backbone.device)
-
     list_file = Path(settings.adapters_file) if settings.adapters_file else None
-    return AdapterCatalogue(load, settings.adapters, list_file)
+    return AdapterCatalogue(partial(_load_adapter, backbone), settings.adapters, list_file)
+
+
+def _load_adapter(backbone: Backbone, name: str, path: Path) -> Adapter:
+    return load_adapter(name, path, backbone.model, backbone.dtype, backbone.device)
+
+
+def _embedding_adapter(settings: ModelSettings) -> Path | None:
+    """The folder of the adapter that embeds: the one that is named, or the default model's own."""
+    if settings.embedding_adapter:
+        return None if settings.embedding_adapter == NO_ADAPTER else Path(settings.embedding_adapter)
+    return None if settings.model or settings.embedding_model else EMBEDDING_ADAPTER
+
+
+def _recipe(embeds: LoadedModel, adapter: Path | None) -> EmbeddingRecipe:
+    """How texts are embedded: as the adapter's own files say, where it has any, else as the model's do."""
+    if adapter is not None and (adapter / "modules.json").is_file():
+        return EmbeddingRecipe.read(str(adapter))
+    return EmbeddingRecipe.read(embeds.location)
 
 
 def _runner(model: LoadedModel, pool: BlockPool, head: EmbeddingHead) -> Runner:

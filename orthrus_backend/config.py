@@ -14,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, Va
 
 from orthrus_backend.validation import one_line
 
+NO_ADAPTER = "none"  # as embedding_adapter
 PolicyName = Literal["ibs", "fcfs", "homogeneous"]
 
 
@@ -60,8 +61,20 @@ class ModelSettings(_Settings):
     device: Annotated[str, Field(pattern=r"^(auto|cpu|cuda(:\d+)?)$")] = "auto"
     max_model_len: int = Field(0, ge=0, description="tokens of prompt and output together; 0 for the model's own limit")
     adapters: Annotated[dict[str, str], BeforeValidator(_split_adapters)] = {}
+    embedding_adapter: str = Field(
+        "", description="folder of a LoRA adapter for texts that name none; empty: the default model's own; none"
+    )
     adapters_file: str = Field("", description="file with a line name=path for each further adapter; may change")
     threads: int = Field(0, ge=0, description="CPU threads of one instance; 0 for all cores")
+
+    @model_validator(mode="after")
+    def _adapts_what_generates(self) -> Self:
+        if self.embedding_model and self.embedding_adapter not in ("", NO_ADAPTER):
+            raise ValueError(
+                f"embedding_adapter {self.embedding_adapter!r} belongs to model, and embedding_model "
+                f"{self.embedding_model!r} embeds instead of it: give one of the two"
+            )
+        return self
 
 
 class SchedulerSettings(_Settings):

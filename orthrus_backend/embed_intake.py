@@ -26,15 +26,18 @@ class EmbedIntake:
         limit: int,
         hidden_size: int,
         adapters: Mapping[str, AdapterHandle],
+        default_adapter: AdapterHandle | None = None,
     ) -> None:
         """`limit`: tokens of one text that the engine takes; the recipe may allow less.
+
+        `default_adapter` is that of texts which name none.
 
         Raises:
             ValueError: the recipe does not fit a model of this width.
         """
         self._tokenization = tokenization
         self._recipe = recipe
-        self._checks = PromptChecks(tokenization, min(limit, recipe.max_seq_length or limit), adapters)
+        self._checks = PromptChecks(tokenization, min(limit, recipe.max_seq_length or limit), adapters, default_adapter)
         self._hidden_size = hidden_size
         self._leading_special = tokenization.leading_special()
         recipe.dimensions(hidden_size)

@@ -88,7 +88,7 @@ class SamplingParams(_Params):
     logit_bias: dict[int, Annotated[float, Field(ge=-100, le=100)]] = Field({}, max_length=1024)
     bad_words: _Words = Field((), max_length=128)
     logprobs: int | None = Field(None, ge=0, le=20)
-    adapter: str | None = Field(None, min_length=1)
+    adapter: str | None = None  # empty: none
 
     @model_validator(mode="before")
     @classmethod
@@ -129,7 +129,7 @@ class EmbeddingParams(_Params):
     prompt_name: str | None = None
     instruction: str | None = None
     truncate: Literal["error", "end", "start"] = "error"
-    adapter: str | None = Field(None, min_length=1)
+    adapter: str | None = None  # empty: none, not even the one that embeds by default
 
     @model_validator(mode="after")
     def _one_prefix(self) -> Self:

@@ -13,12 +13,19 @@ _SLACK = 64  # tokens: where a text is cut, its last or first ones may be others
 
 
 class PromptChecks:
-    """Limits of one served model. `limit`: tokens of one request."""
+    """Limits of one served model. `limit`: tokens of one request. `default`: the adapter of those that name none."""
 
-    def __init__(self, tokenization: Tokenization, limit: int, adapters: Mapping[str, AdapterHandle]) -> None:
+    def __init__(
+        self,
+        tokenization: Tokenization,
+        limit: int,
+        adapters: Mapping[str, AdapterHandle],
+        default: AdapterHandle | None = None,
+    ) -> None:
         self.limit = limit
         self._vocab_size = tokenization.vocab_size
         self._adapters = adapters
+        self._default = default
         self._longest_token = max(map(len, tokenization.backend.get_vocab()), default=1)  # characters
 
     def size(self, text: str) -> None:
@@ -45,8 +52,10 @@ class PromptChecks:
         return list(ids)
 
     def adapter(self, name: str | None) -> AdapterHandle | None:
-        """A loaded adapter, or None for the base model."""
+        """A loaded adapter, or None for the base model, which an empty name asks for."""
         if name is None:
+            return self._default
+        if not name:
             return None
         adapter = self._adapters.get(name)
         if adapter is None:

@@ -1,16 +1,21 @@
-"""The reference: the default model run by Hugging Face's own code, one request at a time, in float32."""
+"""The reference: the default model run by Hugging Face's own code, one request at a time, in float32.
+
+Its embedding adapter is PEFT's business.
+"""
 
 from collections.abc import Sequence
 from copy import copy
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from peft import PeftModel
+from transformers import AutoModel, AutoModelForCausalLM, AutoTokenizer
 
-from orthrus_backend.default_model import ensure_default_model
+from orthrus_backend.default_model import EMBEDDING_ADAPTER, ensure_default_model
 
 _TOPICS = (
     *("The capital of France is", "Water boils at", "Once upon a time", "def fibonacci(n):", "The Gold plan covers"),
@@ -35,19 +40,27 @@ def texts(count: int) -> list[str]:
 
 
 class Reference:
-    """Hugging Face's tokenizer and model."""
+    """Hugging Face's tokenizer and model; with `adapter`, that of PEFT for embeddings."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, adapter: Path | None = None) -> None:
+        self._folder, self._adapter = folder, adapter
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}  # many tests ask for the same
         self._vectors: dict[tuple[str, str], np.ndarray] = {}
 
     def with_model(self, model: Any) -> "Reference":
-        """The same tokenizer with another model."""
+        """The same tokenizer with another model, for embeddings too."""
         other = copy(self)
-        other.model, other._known, other._vectors = model, {}, {}
+        other.model, other._adapter, other._known, other._vectors = model, None, {}, {}
+        vars(other).pop("_embedder", None)
         return other
+
+    @cached_property
+    def _embedder(self) -> Any:
+        if self._adapter is None:
+            return self.model.base_model
+        return PeftModel.from_pretrained(AutoModel.from_pretrained(self._folder, dtype=torch.float32), self._adapter)
 
     def greedy(self, prompt: str | Sequence[int], max_tokens: int) -> list[int]:
         """Ids that `generate` appends to a prompt."""
@@ -78,7 +91,7 @@ class Reference:
     @torch.inference_mode()
     def _embed(self, text: str, pooling: str) -> np.ndarray:
         ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
-        hidden = self.model.base_model(ids).last_hidden_state[0]  # [n, d]
+        hidden = self._embedder(ids).last_hidden_state[0]  # [n, d]
         weights = torch.arange(1, len(hidden) + 1, dtype=torch.float32)[:, None]
         pooled = {
             "mean": hidden.mean(0),
@@ -92,4 +105,4 @@ class Reference:
 @pytest.fixture(scope="session")
 def reference() -> Reference:
     """The one that all tests share."""
-    return Reference(ensure_default_model())
+    return Reference(ensure_default_model(), EMBEDDING_ADAPTER)

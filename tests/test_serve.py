@@ -21,9 +21,10 @@ from tritonclient.grpc.model_config_pb2 import ModelConfig
 from typer.testing import CliRunner
 
 from orthrus_backend.cli import app
+from orthrus_backend.default_model import EMBEDDING_ADAPTER
 from orthrus_backend.serve import options
 from orthrus_backend.serve.layout import fill_in, lay_out, model_repository
-from orthrus_backend.serve.options import adapters_parameter, model_parameter
+from orthrus_backend.serve.options import adapters_parameter, embedding_adapter_parameter, model_parameter
 from orthrus_backend.serve.ports import Endpoints, choose_endpoints, exposure
 from orthrus_backend.serve.server_log import ServerLog, failure
 from orthrus_backend.serve.triton_binary import find_triton
@@ -101,6 +102,16 @@ class TestOptions:
         assert model_parameter("--model", "m") == str(tmp_path / "m")
         assert model_parameter("--model", "owner/name") == "owner/name"
         assert model_parameter("--model", "") == ""
+
+    def test_the_default_model_embeds_with_its_own_adapter_and_others_as_they_are(self, tmp_path: Path) -> None:
+        (tmp_path / "adapter_config.json").write_text("{}")
+        assert embedding_adapter_parameter("", "", "") == str(EMBEDDING_ADAPTER)
+        assert embedding_adapter_parameter("", "/a/model", "") == "none"
+        assert embedding_adapter_parameter("", "", "an/encoder") == "none"
+        assert embedding_adapter_parameter("none", "", "") == "none"
+        assert embedding_adapter_parameter(str(tmp_path), "/a/model", "") == str(tmp_path)
+        with pytest.raises(ValueError, match=r"--embedding-adapter .*nowhere.* has no adapter_config.json"):
+            embedding_adapter_parameter(str(tmp_path / "nowhere"), "", "")
 
     def test_adapters_are_joined_in_order(self, tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text("{}")

@@ -3,8 +3,6 @@
 Starts a server of its own (or uses a running one, see --url), embeds the sample corpus through it, and asks.
 The questions come one after the other, as users send them, and none waits for the one before. So the embeddings of one
 meet the generations of others at the server, which runs them in shared steps.
-
-The default model was not trained to embed, so the index whitens its vectors, see orthrus_client.index.
 """
 
 import argparse
@@ -32,11 +30,9 @@ from server_metrics import counts_since, read_counts
 TIMEOUT = 60.0  # seconds for one call
 INTERVAL = 0.5  # seconds from question to question
 TOP_K = 5
-WHITEN = 24  # of 576 dimensions, by 30 documents
 
 ABOUT_THE_MODEL = """\
-The default model is tiny, 135 million parameters, and was not trained to embed: documents and answers will often be
-wrong. What there is to see is how the parts work together.
+The default model is tiny, 135 million parameters: its adapter finds most documents, but answers will often be wrong.
 """
 
 
@@ -70,7 +66,7 @@ async def _ask(console: Console, url: str, corpus: SampleCorpus, rounds: int) ->
         vectors = await client.embed([document.text for document in documents], timeout=TIMEOUT)
         retriever = IterativeRetriever(
             client,
-            DocumentIndex.build(documents, vectors, whiten=WHITEN),
+            DocumentIndex.build(documents, vectors),
             rounds=rounds,
             top_k=TOP_K,
             sampling={"max_tokens": 48, "temperature": 0.0},
@@ -106,14 +102,19 @@ def _print_step(console: Console, step: Step) -> None:
 
 def _print_answers(console: Console, answers: Sequence[Answer], questions: Sequence[SampleQuestion]) -> None:
     rounds = len(answers[0].steps)
-    table = Table(title="Answers, and documents needed that retrieval returned", title_justify="left")
+    title = "Answers, and documents needed that retrieval returned (*: one came first)"
+    table = Table(title=title, title_justify="left")
     for heading in ("question", "answer", *(f"round {number + 1}" for number in range(rounds))):
         table.add_column(heading)
+    right_first = 0
     for answer, question in zip(answers, questions, strict=True):
         found = [question.needs & {hit.document.id for hit in step.hits} for step in answer.steps]
-        cells = [f"{len(ids)} of {len(question.needs)}" for ids in found]
+        firsts = [step.hits[0].document.id in question.needs for step in answer.steps]
+        right_first += sum(firsts)
+        cells = [f"{len(ids)} of {len(question.needs)}{' *' * first}" for ids, first in zip(found, firsts, strict=True)]
         table.add_row(Text(answer.question), Text(answer.text), *cells)
     console.print(table)
+    console.print(f"A document that is needed came first in {right_first} of {rounds * len(answers)} rounds")
 
 
 def _print_counts(console: Console, counts: ServerCounts, seconds: float) -> None:

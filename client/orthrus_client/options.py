@@ -28,7 +28,7 @@ class EmbedOptions(TypedDict, total=False):
     prompt_name: str  # one of the prompts that the model's files define
     instruction: str
     truncate: Truncate
-    adapter: str
+    adapter: str  # empty: none, not even the one that the server embeds with by default
 
 
 class Sampling(TypedDict, total=False):

@@ -15,6 +15,7 @@ from orthrus_backend.serve.options import (
     check_device,
     check_length,
     check_traces,
+    embedding_adapter_parameter,
     has_gpu,
     model_parameter,
     settings_parameters,
@@ -42,6 +43,16 @@ def serve(
         typer.Option(
             help="A folder or hub id of a model for embeddings beside it, encoder or decoder.",
             show_default="the same model",
+            rich_help_panel=WHAT,
+        ),
+    ] = "",
+    embedding_adapter: Annotated[
+        str,
+        typer.Option(
+            metavar="PATH|none",
+            help="A LoRA adapter (PEFT folder) that makes an embedder of the model. Embeddings have it where they name"
+            " no other, and are pooled as its own files say. none: the model as it is.",
+            show_default="the default model's own; none for other models",
             rich_help_panel=WHAT,
         ),
     ] = "",
@@ -228,6 +239,7 @@ def serve(
             "dtype": dtype,
             "device": device,
             "adapters": adapters_parameter(adapter or []),
+            "embedding_adapter": embedding_adapter_parameter(embedding_adapter, model, embedding_model),
             "adapters_file": adapters_file_parameter(adapters_file),
             "policy": policy,
             "token_budget": str(token_budget),

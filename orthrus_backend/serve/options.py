@@ -11,7 +11,8 @@ from pathlib import Path
 from huggingface_hub.errors import HFValidationError
 from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]  # documented, but not exported for mypy
 
-from orthrus_backend.config import PARAMETERS
+from orthrus_backend.config import NO_ADAPTER, PARAMETERS
+from orthrus_backend.default_model import EMBEDDING_ADAPTER
 
 GPU_DEVICES = ("/dev/nvidiactl", "/dev/dxg")  # Linux, WSL
 
@@ -81,6 +82,16 @@ def adapters_parameter(pairs: Sequence[str]) -> str:
             raise ValueError(f"--adapter {pair!r}: a comma separates adapters in Triton's configuration; rename it")
         adapters.append(f"{name}={path.resolve()}")
     return ",".join(adapters)
+
+
+def embedding_adapter_parameter(value: str, model: str, embedding_model: str) -> str:
+    """The parameter `embedding_adapter`: an absolute path, or `none`. Empty: the default model's own, if it embeds."""
+    if value == NO_ADAPTER or (not value and (model or embedding_model)):
+        return NO_ADAPTER
+    path = Path(value).expanduser().resolve() if value else EMBEDDING_ADAPTER
+    if not (path / "adapter_config.json").is_file():
+        raise ValueError(f"--embedding-adapter {value!r}: {path} has no adapter_config.json")
+    return str(path)
 
 
 def adapters_file_parameter(value: str) -> str:

@@ -9,7 +9,7 @@ import pytest
 
 from orthrus_backend.assembly import LoadedModel, Service, assemble, load_model
 from orthrus_backend.config import EngineSettings
-from orthrus_backend.default_model import ensure_default_model
+from orthrus_backend.default_model import EMBEDDING_ADAPTER, ensure_default_model
 from orthrus_backend.outputs import Embedded, Output, Produced
 from orthrus_backend.params import EmbeddingParams, PoolingMode, SamplingParams
 from orthrus_backend.request import Request
@@ -62,7 +62,8 @@ def loaded() -> LoadedModel:
 @pytest.fixture(scope="module")
 def service(loaded: LoadedModel) -> Iterator[Service]:
     parameters = {"dtype": "float32", "token_budget": "256", "chunk_size": "64", "kv_memory": "512MiB"}
-    service = assemble(EngineSettings.from_parameters(parameters), loaded)
+    settings = EngineSettings.from_parameters(parameters)
+    service = assemble(settings, loaded, embedding_adapter=EMBEDDING_ADAPTER)
     yield service
     service.engine.close()
 
@@ -98,7 +99,7 @@ def test_no_chunk_size_changes_a_vector(reference: Reference, loaded: LoadedMode
     inputs = texts(3)
     budget = {"token_budget": str(max(chunk, 2)), "max_running": "1"} if chunk else {}
     parameters = {"dtype": "float32", "chunk_size": str(chunk), "kv_memory": "64MiB", **budget}
-    service = assemble(EngineSettings.from_parameters(parameters), loaded)
+    service = assemble(EngineSettings.from_parameters(parameters), loaded, embedding_adapter=EMBEDDING_ADAPTER)
     requests = [service.intake.embed(text, EmbeddingParams(normalize=False)) for text in inputs]
     for request in requests:
         request.pooling = POOLINGS

@@ -24,13 +24,13 @@ SAMPLING_FAULTS: list[tuple[str, Any]] = [
     *[("logit_bias", value) for value in ({"3": 101}, {"3": -101}, {"x": 1}, [1], dict.fromkeys(range(1025), 1))],
     *[("bad_words", value) for value in ([""], 3, ["x"] * 129, ["x" * 1001])],
     *[("logprobs", value) for value in (-1, 21)],
-    *[("adapter", value) for value in ("", 3)],
+    ("adapter", 3),
     *[("include_stop_str_in_output", "perhaps"), ("ignore_eos", 7), ("no_such_key", 1)],
 ]
 EMBEDDING_FAULTS: list[tuple[str, Any]] = [
     *[("dimensions", value) for value in (0, -1, 1.5, True)],
     *[("pooling", value) for value in ("median", [], ["mean"] * 7)],
-    *[("truncate", "middle"), ("normalize", "perhaps"), ("adapter", ""), ("no_such_key", 1)],
+    *[("truncate", "middle"), ("normalize", "perhaps"), ("adapter", 3), ("no_such_key", 1)],
 ]
 
 EDGES: list[dict[str, Any]] = [

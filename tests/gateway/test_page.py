@@ -15,7 +15,7 @@ import httpx2
 import pytest
 from orthrus_client import AsyncOrthrusClient, OrthrusClient
 from orthrus_client.gateway.demo import events
-from orthrus_client.gateway.demo.corpora import KEPT_UPLOADS, Corpora, Corpus, Indexing
+from orthrus_client.gateway.demo.corpora import KEPT_UPLOADS, Corpora, Corpus, Indexing, trained_to_embed
 from orthrus_client.gateway.demo.endpoints import UPLOAD_BYTES
 from orthrus_client.gateway.demo.site import FILES
 from orthrus_client.gateway.errors import ApiError
@@ -268,6 +268,20 @@ class TestIndexing:
             assert client.embedded == 20
             (hit,) = indexing.index.search((await client.embed(["text 7"]))[0], 1)
             assert hit.document.id == "7"
+
+    @pytest.mark.parametrize(
+        ("server", "trained"),
+        [
+            ({"model": "/a", "embedding_adapter": "none"}, False),
+            ({"model": "/a"}, False),
+            ({"model": "/a", "embedding_adapter": "/b"}, True),
+            ({"model": "/a", "embedding_adapter": "none", "embedding_model": "/c"}, True),
+            ({"model": "", "embedding_adapter": ""}, True),
+            ({"model": "", "embedding_adapter": "none"}, False),
+        ],
+    )
+    def test_only_what_was_not_trained_to_embed_is_whitened(self, server: dict[str, str], trained: bool) -> None:
+        assert trained_to_embed(server) == trained
 
     def test_another_model_makes_another_index(self) -> None:
         corpus = Corpus("name", SAMPLE.documents)

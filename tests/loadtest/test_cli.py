@@ -34,7 +34,7 @@ def document(stdout: str, output: Path) -> Any:
 
 
 def test_run_through_triton(model: Path, tmp_path: Path) -> None:
-    arguments = ["run", "mix-50-50", "phases", "--target", "orthrus:policy=fcfs", *small(model, tmp_path, 2)]
+    arguments = ["run", "mix-50-50", "phases", "--target", "orthrus:policy=fcfs", *small(model, tmp_path, 3)]
     command = [sys.executable, "-m", "loadtest", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

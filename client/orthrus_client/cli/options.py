@@ -157,9 +157,14 @@ class Embedding(Prompting):
             rich_help_panel=EMBEDDING,
         ),
     ] = None
-    adapter: Annotated[str | None, Option(help="A LoRA adapter of the server, by name.", rich_help_panel=EMBEDDING)] = (
-        None
-    )
+    adapter: Annotated[
+        str | None,
+        Option(
+            help='A LoRA adapter of the server, by name; "" for none at all.',
+            show_default="the server's own for embeddings",
+            rich_help_panel=EMBEDDING,
+        ),
+    ] = None
     truncate: Annotated[
         Truncate | None,
         Option(

@@ -56,10 +56,16 @@ class Indexing:
 
     def _build(self) -> DocumentIndex:
         vectors = np.concatenate(self._vectors)
-        trained = bool(self.server.get("embedding_model"))  # a backbone that generates seldom is
         count, dimensions = vectors.shape
-        whiten = None if trained or count < FEWEST_TO_WHITEN else min(WHITENED, count * 4 // 5, dimensions - 1)
+        as_they_are = trained_to_embed(self.server) or count < FEWEST_TO_WHITEN
+        whiten = None if as_they_are else min(WHITENED, count * 4 // 5, dimensions - 1)
         return DocumentIndex.build(self._documents, vectors, whiten=whiten)
+
+
+def trained_to_embed(server: Mapping[str, str]) -> bool:
+    """Whether what embeds was trained to: a model of its own or an adapter, which the default model comes with."""
+    adapter = server.get("embedding_adapter") or ("none" if server.get("model") else "its own")
+    return bool(server.get("embedding_model")) or adapter != "none"
 
 
 class Corpus:
