@@ -2,9 +2,7 @@
 // nothing but the next, and Python's other threads have the interpreter all the while.
 #pragma once
 
-#include <algorithm>
 #include <memory>
-#include <vector>
 
 #include "adapted.h"
 #include "attend.h"
