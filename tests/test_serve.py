@@ -112,6 +112,8 @@ class TestOptions:
         assert embedding_adapter_parameter(str(tmp_path), "/a/model", "") == str(tmp_path)
         with pytest.raises(ValueError, match=r"--embedding-adapter .*nowhere.* has no adapter_config.json"):
             embedding_adapter_parameter(str(tmp_path / "nowhere"), "", "")
+        with pytest.raises(ValueError, match=r"--embedding-model 'an/encoder' embeds"):
+            embedding_adapter_parameter(str(tmp_path), "", "an/encoder")
 
     def test_adapters_are_joined_in_order(self, tmp_path: Path) -> None:
         (tmp_path / "adapter_config.json").write_text("{}")

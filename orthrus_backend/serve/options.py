@@ -88,6 +88,8 @@ def embedding_adapter_parameter(value: str, model: str, embedding_model: str) ->
     """The parameter `embedding_adapter`: an absolute path, or `none`. Empty: the default model's own, if it embeds."""
     if value == NO_ADAPTER or (not value and (model or embedding_model)):
         return NO_ADAPTER
+    if embedding_model:
+        raise ValueError(f"--embedding-adapter {value!r}: --embedding-model {embedding_model!r} embeds: give one")
     path = Path(value).expanduser().resolve() if value else EMBEDDING_ADAPTER
     if not (path / "adapter_config.json").is_file():
         raise ValueError(f"--embedding-adapter {value!r}: {path} has no adapter_config.json")
