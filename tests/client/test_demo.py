@@ -25,6 +25,7 @@ def test_the_demo_answers_every_question_in_three_rounds(server: RunningServer) 
         for number in (1, 2, 3):
             assert f"round {number}  {question.text}" in done.stdout
     assert "45 embed, 15 generate" in done.stdout
+    assert re.search(r"came first in \d+ of 15 rounds", done.stdout)
     mixed = re.search(r"(\d+) of the \d+ steps with embeddings", done.stdout)
     assert mixed
     assert int(mixed[1]) > 0

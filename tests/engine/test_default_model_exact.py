@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from orthrus_client.sample_corpus import sample_corpus
 
 from orthrus_backend.assembly import LoadedModel, Service, assemble, load_model
 from orthrus_backend.config import EngineSettings
@@ -109,3 +110,13 @@ def test_no_chunk_size_changes_a_vector(reference: Reference, loaded: LoadedMode
         for pooling, vector in zip(POOLINGS, np.split(answer.vector, len(POOLINGS)), strict=True):
             expected = reference.embed(text, pooling)
             np.testing.assert_allclose(vector / np.linalg.norm(vector), expected, rtol=0, atol=1e-5)
+
+
+def test_questions_find_a_document_that_they_need(service: Service) -> None:
+    corpus = sample_corpus()
+    inputs = [document.text for document in corpus.documents] + [question.text for question in corpus.questions]
+    answers = ask(service, [service.intake.embed(text, EmbeddingParams()) for text in inputs])
+    documents, questions = np.split(np.stack([answer.vector for answer in answers]), [len(corpus.documents)])
+    first = [corpus.documents[place].id for place in (questions @ documents.T).argmax(1)]
+    found = [id in question.needs for id, question in zip(first, corpus.questions, strict=True)]
+    assert sum(found) >= 4, first
