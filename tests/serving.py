@@ -54,12 +54,12 @@ def running(
     `variables` are added to its environment.
     """
     environment = os.environ | ({"TMPDIR": str(temporary)} if temporary else {}) | dict(variables)
-    with log.open("w") as errors:
+    with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, f"the server did not get ready:\n{log.read_text()[-4000:]}"
+        assert line, f"the server did not get ready:\n{log.read_text(encoding='utf-8')[-4000:]}"
         yield RunningServer(**json.loads(line), process=process, log=log)
     finally:
         process.terminate()

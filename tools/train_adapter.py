@@ -60,9 +60,10 @@ def _sources(file: Path, archive: DebianArchive) -> dict[str, list[Pair]]:
     """Pairs by source; those that the folder was begun with, if it was."""
     if not file.is_file():
         print("reading texts: some minutes, once", file=sys.stderr)
-        found = Texts(archive).training()
-        file.write_text(json.dumps({name: [astuple(pair) for pair in pairs] for name, pairs in found.items()}))
-    return {name: [Pair(*pair) for pair in pairs] for name, pairs in json.loads(file.read_text()).items()}
+        found = {name: [astuple(pair) for pair in pairs] for name, pairs in Texts(archive).training().items()}
+        file.write_text(json.dumps(found), encoding="utf-8")
+    kept = json.loads(file.read_text(encoding="utf-8"))
+    return {name: [Pair(*pair) for pair in pairs] for name, pairs in kept.items()}
 
 
 if __name__ == "__main__":

@@ -10,12 +10,9 @@
 namespace {
 
 #if HAS_TILES
+
 template <int D, class T>
 constexpr bool TILED = std::is_same_v<T, bf16> && D % 32 == 0;
-#else
-template <int D, class T>
-constexpr bool TILED = false;
-#endif
 
 // Heads of keys that a decode's piece is about.
 template <int D, class T>
@@ -33,6 +30,21 @@ void attend_tiled(const Attention<T>& attention, const Item& item, int head, int
       TiledChunk<D>(attention, item, head, first, last).run();
   }
 }
+
+#else
+
+template <int D, class T>
+constexpr bool TILED = false;
+
+template <int D, class T>
+int decoded_together(const Attention<T>&) {
+  return 1;
+}
+
+template <int D, class T>
+void attend_tiled(const Attention<T>&, const Item&, int, int64_t, int64_t) {}
+
+#endif
 
 template <int D, class T>
 void attend_to(const Attention<T>& attention, const Item* items, int64_t count, bool tiles, int threads) {

@@ -10,6 +10,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
@@ -47,14 +48,14 @@ def load_kernels() -> ctypes.CDLL:
             if not library.exists():
                 _compile(compiler, library)
         return ctypes.CDLL(str(library))
-    except (OSError, subprocess.CalledProcessError) as error:  # a cache that cannot be written, or not be run from
+    except OSError as error:  # a cache that cannot be written, or not be run from
         raise NotCompiledError(str(error)) from error
 
 
 def _fingerprint(compiler: str) -> str:
     """What the machine code depends on: source, flags, compiler and processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, check=True).stdout
-    sources = [file.read_text() for file in (_SOURCE, *_INCLUDED)]
+    version = _run([compiler, "--version"]).stdout
+    sources = [file.read_text(encoding="utf-8") for file in (_SOURCE, *_INCLUDED)]
     parts = (*sources, *_FLAGS, *_LINKING, version, platform.machine(), _processor())
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
@@ -62,7 +63,7 @@ def _fingerprint(compiler: str) -> str:
 def _processor() -> str:
     """Features of the first core: a cache folder may be shared by machines that differ."""
     cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
@@ -70,8 +71,13 @@ def _compile(compiler: str, library: Path) -> None:
     handle, name = tempfile.mkstemp(dir=library.parent, suffix=".tmp")
     os.close(handle)
     command = [compiler, *_FLAGS, *_LINKING, "-o", name, str(_SOURCE)]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = _run(command)
     if done.returncode:
         Path(name).unlink()
         raise NotCompiledError(f"{' '.join(command)} failed: {done.stderr.strip()[:2000]}")
     Path(name).replace(library)  # whoever looks sees all of it or nothing
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Compilers quote in UTF-8, which the interpreter inside Triton does not expect."""
+    return subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")

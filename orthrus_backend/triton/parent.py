@@ -31,4 +31,5 @@ def _is_adopted() -> bool:
     Triton gives a stub the server's process id among its arguments.
     """
     arguments = Path("/proc/self/cmdline").read_bytes().split(b"\0")
-    return b"%d" % _ADOPTER not in arguments and Path(f"/proc/{_ADOPTER}/comm").read_text().strip() != "tritonserver"
+    named = b"%d" % _ADOPTER in arguments
+    return not named and Path(f"/proc/{_ADOPTER}/comm").read_bytes().strip() != b"tritonserver"

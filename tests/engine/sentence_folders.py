@@ -67,8 +67,8 @@ def build(
 
 def change(path: Path, **keys: Any) -> None:
     """Set keys of a JSON file; None takes a key away."""
-    content = (json.loads(path.read_text()) if path.is_file() else {}) | keys
-    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}))
+    content = (json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}) | keys
+    path.write_text(json.dumps({name: value for name, value in content.items() if value is not None}), encoding="utf-8")
 
 
 def make_legacy(folder: Path, *, max_seq_length: int | None = None, do_lower_case: bool = False, **modes: bool) -> None:

@@ -1,6 +1,8 @@
 """The compiled kernels against plain PyTorch: attention over pages, and the element-wise parts of a layer."""
 
+import platform
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -229,6 +231,17 @@ def test_a_model_with_many_heads_for_one_of_keys_passes_its_self_check() -> None
     assert self_check(model, attention(model), model.layer_shapes()) < 1e-5
 
 
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the processors are of x86-64")
+@pytest.mark.parametrize("processor", ["x86-64", "x86-64-v3", "x86-64-v4", "cooperlake", "sapphirerapids"])
+def test_the_kernels_are_made_for_other_processors_too(processor: str) -> None:
+    """From no AVX to matrix tiles: what stands between conditions was never seen by the compiler of this machine."""
+    flags = [flag for flag in compiled._FLAGS if flag not in ("-O3", "-march=native")]
+    warnings = ["-Wall", "-Wextra", "-Werror"]
+    command = ["g++", *flags, f"-march={processor}", *warnings, "-fopenmp", "-fsyntax-only", str(compiled._SOURCE)]
+    done = subprocess.run(command, capture_output=True, encoding="utf-8", errors="replace")
+    assert done.returncode == 0, done.stderr
+
+
 def test_without_a_compiler_the_reference_serves(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     def refuse(dtype: torch.dtype) -> PagedAttention:
         raise NotCompiledError("no C++ compiler was found")
@@ -257,11 +270,13 @@ def test_a_cache_that_cannot_be_written_is_named(monkeypatch: pytest.MonkeyPatch
 def test_a_compiler_that_fails_leaves_nothing_and_is_quoted(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     compiler = tmp_path / "bin" / "g++"
     compiler.parent.mkdir()
-    compiler.write_text("#!/bin/sh\n[ $1 = --version ] && exit 0\necho 'kernels.cpp:1: broken' >&2\nexit 1\n")
+    compiler.write_text(
+        "#!/bin/sh\n[ $1 = --version ] && exit 0\nprintf 'kernels.cpp:1: \\342\\200\\230x\\377 is broken' >&2\nexit 1\n"
+    )
     compiler.chmod(0o755)
     monkeypatch.setenv("PATH", str(compiler.parent))
     monkeypatch.setenv("ORTHRUS_CACHE", str(tmp_path / "cache"))
     compiled.load_kernels.cache_clear()
-    with pytest.raises(NotCompiledError, match=r"kernels\.cpp:1: broken"):
+    with pytest.raises(NotCompiledError, match=r"kernels\.cpp:1: \u2018x\ufffd is broken"):
         compiled.load_kernels()
     assert not [file for file in (tmp_path / "cache" / "kernels").iterdir() if file.suffix != ".lock"]

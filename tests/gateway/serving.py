@@ -44,12 +44,12 @@ def running_gateway(upstream: str, log: Path, *options: str, key: str = "") -> I
     environment = {name: value for name, value in os.environ.items() if name != "ORTHRUS_API_KEY"}
     environment |= {"ORTHRUS_API_KEY": key} if key else {}
     command = gateway_command(upstream, *options)
-    with log.open("w") as errors:
+    with log.open("w", encoding="utf-8") as errors:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
     try:
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line, f"the gateway did not start:\n{log.read_text()[-4000:]}"
+        assert line, f"the gateway did not start:\n{log.read_text(encoding='utf-8')[-4000:]}"
         yield RunningGateway(f"http://{json.loads(line)['http']}", key, process, log)
     finally:
         process.terminate()

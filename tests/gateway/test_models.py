@@ -30,10 +30,10 @@ def adapter(
     peft = get_peft_model(reference.model, config)
     peft.save_pretrained(folder)
     reference.model = peft.unload()
-    adapters_file.write_text(f"rough={folder}\n")
+    adapters_file.write_text(f"rough={folder}\n", encoding="utf-8")
     wait_until_served(direct, "rough")
     yield "rough"
-    adapters_file.write_text("")
+    adapters_file.write_text("", encoding="utf-8")
     wait_until_gone(direct, "rough")
 
 
@@ -61,7 +61,7 @@ def test_an_adapter_that_came_later_is_listed_until_it_is_gone(
 
     wait_until(lambda: listed() == [model, f"{model}:{adapter}"])
     assert client.models.retrieve(f"{model}:{adapter}").id == f"{model}:{adapter}"
-    adapters_file.write_text("")
+    adapters_file.write_text("", encoding="utf-8")
     wait_until_gone(direct, adapter)
     wait_until(lambda: listed() == [model])
 

@@ -62,7 +62,7 @@ def test_a_single_target_has_no_ratios() -> None:
 def test_the_table_shows_medians_spreads_ratios_and_failures() -> None:
     runs = {"a": rounds("a", 90, 100, 80), "b": [run("b", 40), run("b", 50, failed=2), run("b", 45)]}
     result = compare(runs, None)
-    console = Console(width=200, record=True, file=open("/dev/null", "w"))  # noqa: SIM115, PTH123
+    console = Console(width=200, record=True, file=open("/dev/null", "w", encoding="utf-8"))  # noqa: SIM115, PTH123
     console.print(table(result))
     text = console.export_text()
     assert "9 (8 to 10)  2.00x (1.78 to 2.25)" in text

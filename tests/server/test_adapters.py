@@ -36,7 +36,7 @@ def adapters(reference: Reference, tmp_path_factory: pytest.TempPathFactory) -> 
 def client(server: RunningServer, adapters_file: Path) -> Iterator[OrthrusClient]:
     with OrthrusClient(server.grpc) as client:
         yield client
-        adapters_file.write_text("")
+        adapters_file.write_text("", encoding="utf-8")
         for name in ("A", "B"):
             wait_until_gone(client, name)
 
@@ -88,7 +88,7 @@ def test_adapters_come_and_go_under_requests_that_run(
 ) -> None:
     base, a, b = (Expected(reference, folder) for folder in (None, adapters["A"], adapters["B"]))
     assert len({base.text, a.text, b.text}) == 3
-    adapters_file.write_text(f"A={adapters['A']}\nB={adapters['B']}\n")
+    adapters_file.write_text(f"A={adapters['A']}\nB={adapters['B']}\n", encoding="utf-8")
     wait_until_served(client, "B")
 
     def generate(max_tokens: int, adapter: dict[str, str]) -> str:
@@ -102,7 +102,7 @@ def test_adapters_come_and_go_under_requests_that_run(
         for options, expected in (({"adapter": "B"}, b), ({"adapter": "A"}, a), ({}, base)):
             vectors = client.embed([TEXT, TEXT], **options)
             np.testing.assert_allclose(vectors, [expected.vector] * 2, rtol=0, atol=1e-5)
-        adapters_file.write_text(f"A={adapters['B']}\n")  # A is another one now, and B is gone
+        adapters_file.write_text(f"A={adapters['B']}\n", encoding="utf-8")  # A is another one now, and B is gone
         wait_until_gone(client, "B")
         np.testing.assert_allclose(client.embed(TEXT, adapter="A")[0], b.vector, rtol=0, atol=1e-5)
         assert not by_b.done()  # or nothing is shown

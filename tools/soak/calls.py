@@ -13,7 +13,6 @@ from enum import StrEnum
 from typing import Any
 from uuid import uuid4
 
-import grpc
 import grpc.aio
 import httpx2
 import numpy as np
