@@ -23,6 +23,8 @@ def plot(runs: Runs, result: Mapping[str, Any], folder: Path) -> list[Path]:
     phases = next(iter(runs.values()))[0].phases
     if len(phases) > 1:
         files += _save(_by_phase(result, [phase.name for phase in phases]), folder / f"{name}-phases")
+    if len(runs) > 2:
+        files += _save(tradeoff(result), folder / f"{name}-tradeoff")
     return files
 
 
@@ -87,6 +89,30 @@ def _by_phase(result: Mapping[str, Any], phases: Sequence[str]) -> Figure:
         axes.set_ylim(bottom=0)
         axes.grid(alpha=0.3)
         axes.legend()
+    return figure
+
+
+def tradeoff(result: Mapping[str, Any]) -> Figure:
+    """Throughput against the latencies that callers notice: up and to the left is better."""
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure.suptitle(f"{result['scenario']['name']}: throughput against latency, median, least and most of the rounds")
+    panels = {"generate.inter_token.p95": "between tokens, p95 [s]", "embed.e2e.p95": "embedding, p95 [s]"}
+    for axes, (key, label) in zip(figure.subplots(1, len(panels)), panels.items(), strict=True):
+        for name, target in result["targets"].items():
+            if key not in target["spread"]:
+                continue
+            across, up = (_spread(target, one) for one in (key, "requests"))
+            errors = [[[one["median"] - one["least"]], [one["most"] - one["median"]]] for one in (across, up)]
+            axes.errorbar(
+                across["median"], up["median"], xerr=errors[0], yerr=errors[1], marker="o", capsize=3, label=name
+            )
+        axes.set_xlabel(label)
+        axes.set_ylabel("requests/s")
+        axes.set_xlim(left=0)
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+        if axes.containers:
+            axes.legend()
     return figure
 
 

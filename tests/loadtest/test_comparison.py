@@ -1,12 +1,14 @@
 """Medians, ratios of the same round, and what is compared with what."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
 from loadtest.comparison import compare, numbers, ratios
 from loadtest.measure import Run
+from loadtest.plots import plot, tradeoff
 from loadtest.records import Kind, Outcome, PhaseRun, Record, Window
 from loadtest.report import faults, table
 from loadtest.scenario import read_scenario
@@ -51,6 +53,23 @@ def test_the_baseline_is_the_fastest_of_the_others() -> None:
     assert own["ratio"]["embed.e2e.p99"]["median"] == pytest.approx(0.25)
     assert own["ratio"]["usage.peak_pss"]["median"] == 1.0
     assert compare(runs, "b")["targets"]["c"]["ratio"]["requests"]["median"] == pytest.approx(55 / 45)
+
+
+def test_three_targets_are_drawn_as_a_trade_off(tmp_path: Path) -> None:
+    runs = {"a": rounds("a", 90, 100, 80), "b": rounds("b", 40, 50, 45, lasting=1.5), "c": rounds("c", 60, 50, 55)}
+    files = plot(runs, compare(runs, None), tmp_path)
+    assert {file.name for file in files} == {
+        f"mix-50-50{part}.{form}" for part in ("", "-tradeoff") for form in ("png", "svg")
+    }
+    tokens, embeddings = tradeoff(compare(runs, None)).axes
+    assert not tokens.containers, "nothing was generated"
+    assert [point.lines[0].get_xydata().tolist() for point in embeddings.containers] == [
+        [[0.5, 9.0]],
+        [[1.5, 4.5]],
+        [[0.5, 5.5]],
+    ]
+    del runs["c"]
+    assert not [file for file in plot(runs, compare(runs, None), tmp_path) if "tradeoff" in file.name]
 
 
 def test_a_single_target_has_no_ratios() -> None:
