@@ -13,8 +13,10 @@ from typing import Protocol
 
 from orthrus_backend.outputs import Output
 from orthrus_backend.request import Request
+from orthrus_backend.turns import Turns
 
 POLL_SECONDS = 0.1
+POLLED = 8  # receivers that are asked at once: in Triton each one is a message to the server and back, amid a step
 _log = logging.getLogger(__name__)
 
 
@@ -38,6 +40,7 @@ class Delivery:
         self._cancel = cancel
         self._outputs: SimpleQueue[Sequence[Output] | None] = SimpleQueue()
         self._watched: dict[int, dict[int, Request]] = {}  # by identity of their receiver, which is asked once for all
+        self._turns = Turns(POLLED)
         self._lock = threading.Lock()
         self._thread = threading.Thread(target=self._run, name="orthrus-delivery", daemon=True)
         self._thread.start()
@@ -84,7 +87,7 @@ class Delivery:
 
     def _poll(self) -> None:
         with self._lock:
-            watched = [list(requests.values()) for requests in self._watched.values()]
+            watched = [list(requests.values()) for requests in self._turns.take(list(self._watched.values()))]
         for requests in watched:
             try:
                 if requests[0].reply.cancelled():

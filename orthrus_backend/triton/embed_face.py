@@ -22,10 +22,12 @@ from orthrus_backend.triton.parent import end_with_parent
 from orthrus_backend.triton.responder import ErrorCode, Responder, split_code
 from orthrus_backend.triton.roster import Presence, Roster
 from orthrus_backend.triton.trace_context import trace_context
+from orthrus_backend.turns import Turns
 
 _BACKEND = "orthrus"
 _MAX_WAITING = 512  # calls that wait for the backend at once; each one holds a sleeping thread
 _POLL_SECONDS = 0.1
+_POLLED = 8  # calls that are looked at each time, as in the engine's own delivery
 _READING_SECONDS = 60.0  # until engines have read all that they were sent
 _DEAD = "an engine has died"
 _log = logging.getLogger(__name__)
@@ -86,6 +88,7 @@ class TritonPythonModel:
         self._engines = Presence()  # as they were when last looked at
         self._waiters = _waiters()
         self._calls: dict[str, _Call] = {}
+        self._turns = Turns(_POLLED)
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._watch_others, name="orthrus-face-watch", daemon=True)
         self._watch.start()
@@ -156,7 +159,7 @@ class TritonPythonModel:
         if died := self._engines.dead - before.dead:
             _log.error("processes of engines have died: %s", sorted(died))
             self._give_up()
-        for call in list(self._calls.values()):
+        for call in self._turns.take(list(self._calls.values())):
             if call.responder.is_cancelled():
                 self._roster.tell(call.id)
 

@@ -41,10 +41,11 @@ class Responder:
     def is_cancelled(self) -> bool:
         """Whether nobody wants more: FINAL was sent, or the client has gone.
 
-        Triton is not asked after FINAL, when the request no longer exists.
+        Triton is not asked after FINAL, when the request no longer exists, nor about what was passed on inside of it,
+        of which it does not know; whoever passed it on tells the engine.
         """
         with self._lock:
-            return not self._open or bool(self._sender.is_cancelled())
+            return not self._open or (not self.call and bool(self._sender.is_cancelled()))
 
     def send(self, tensors: Sequence[Any], final: bool) -> None:
         """Send one response."""
