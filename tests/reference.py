@@ -3,6 +3,7 @@
 Its embedding adapter is PEFT's business.
 """
 
+import json
 from collections.abc import Sequence
 from copy import copy
 from functools import cached_property
@@ -44,15 +45,16 @@ class Reference:
 
     def __init__(self, folder: Path, adapter: Path | None = None) -> None:
         self._folder, self._adapter = folder, adapter
+        self.prompt = _default_prompt(adapter) if adapter else ""
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self._known: dict[tuple[tuple[int, ...], int], list[int]] = {}  # many tests ask for the same
-        self._vectors: dict[tuple[str, str], np.ndarray] = {}
+        self._vectors: dict[tuple[str, str, str], np.ndarray] = {}
 
     def with_model(self, model: Any) -> "Reference":
         """The same tokenizer with another model, for embeddings too."""
         other = copy(self)
-        other.model, other._adapter, other._known, other._vectors = model, None, {}, {}
+        other.model, other._adapter, other.prompt, other._known, other._vectors = model, None, "", {}, {}
         vars(other).pop("_embedder", None)
         return other
 
@@ -82,17 +84,19 @@ class Reference:
         """The same as text."""
         return self.tokenizer.decode(self.greedy(prompt, max_tokens), skip_special_tokens=True)
 
-    def embed(self, text: str, pooling: str = "mean") -> np.ndarray:
-        """Pooled last hidden states, normalised: [D]."""
-        if (text, pooling) not in self._vectors:
-            self._vectors[text, pooling] = self._embed(text, pooling)
-        return self._vectors[text, pooling].copy()
+    def embed(self, text: str, pooling: str = "mean", prompt: str | None = None) -> np.ndarray:
+        """Pooled last hidden states behind the prompt (of the adapter, if none is given), normalised: [D]."""
+        key = text, pooling, self.prompt if prompt is None else prompt
+        if key not in self._vectors:
+            self._vectors[key] = self._embed(*key)
+        return self._vectors[key].copy()
 
     @torch.inference_mode()
-    def _embed(self, text: str, pooling: str) -> np.ndarray:
-        ids = self.tokenizer(text, return_tensors="pt")["input_ids"]
-        hidden = self._embedder(ids).last_hidden_state[0]  # [n, d]
-        weights = torch.arange(1, len(hidden) + 1, dtype=torch.float32)[:, None]
+    def _embed(self, text: str, pooling: str, prompt: str) -> np.ndarray:
+        unpooled = len(self.tokenizer(prompt)["input_ids"]) if prompt else 0
+        ids = self.tokenizer(prompt + text, return_tensors="pt")["input_ids"]
+        hidden = self._embedder(ids).last_hidden_state[0, unpooled:]  # [n, d]
+        weights = torch.arange(unpooled + 1, unpooled + len(hidden) + 1, dtype=torch.float32)[:, None]
         pooled = {
             "mean": hidden.mean(0),
             "weighted_mean": (hidden * weights).sum(0) / weights.sum(),
@@ -100,6 +104,11 @@ class Reference:
             "last": hidden[-1],
         }[pooling]
         return (pooled / pooled.norm()).numpy()
+
+
+def _default_prompt(adapter: Path) -> str:
+    config = json.loads((adapter / "config_sentence_transformers.json").read_text(encoding="utf-8"))
+    return config["prompts"].get(config["default_prompt_name"], "")
 
 
 @pytest.fixture(scope="session")

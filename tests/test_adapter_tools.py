@@ -11,11 +11,12 @@ from typing import cast
 import numpy as np
 import pytest
 import torch
+import typer
 
-from orthrus_backend.adapters import load_adapter
-from orthrus_backend.assembly import load_model
+from orthrus_backend.assembly import build_service
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.default_model import ensure_default_model
+from tests.engine.sentence_folders import embed
 from tools.embedding_adapter import functions, manuals
 from tools.embedding_adapter.batches import Batches
 from tools.embedding_adapter.debian import DebianArchive
@@ -26,6 +27,7 @@ from tools.embedding_adapter.mixture import RetrievalSet, Texts
 from tools.embedding_adapter.pairs import Pair, held_out, unique
 from tools.embedding_adapter.ranking import by_vectors, by_words, measures
 from tools.embedding_adapter.run import Run, Settings
+from tools.train_adapter import WEIGHTS, source_weights
 
 GCIDE = {
     "Lamp": "Lamp \\L[a^]mp\\, n. [F. lampe, from L. lampas [a torch].]\n   1. (Mech.) A vessel that gives {light} by"
@@ -83,7 +85,7 @@ def archive(tmp_path: Path) -> DebianArchive:
 
 class TestTexts:
     def test_a_definition_is_what_remains_of_an_entry(self, archive: DebianArchive) -> None:
-        assert next(gcide(archive.unpacked(""))) == Pair("A vessel that gives light by oil.", "Lamp", "lamp")
+        assert next(gcide(archive.unpacked(""))) == Pair("A vessel that gives light by oil.", "lamp", "lamp")
         text = "What carries the output of one program to the input of another."
         assert list(foldoc(archive.unpacked(""))) == [Pair("pipe", text, "pipe")]
         assert list(wordnet(archive.unpacked("")))[3] == ("what is meant by the number 3 here", ("word3", "twin of 3"))
@@ -120,6 +122,10 @@ class TestTexts:
         assert len(words.documents) == 2 * (5 + 3)
         assert {words.documents[place] for place in words.relevant[0]} <= set(words.documents)
         assert {pair.document for pair in trained["words"]}.isdisjoint(words.documents)
+        glosses = {pair.query: pair.document for pair in trained["synsets"]}
+        assert len(glosses) == 12 - (5 + 3)
+        assert glosses.keys().isdisjoint(words.queries)
+        assert set(glosses.values()).isdisjoint(words.documents)
         assert trained["words"], "nothing is left to train on"
         packages = sets["description to package"]
         assert 0 < len(packages.documents) <= 5
@@ -169,8 +175,9 @@ class TestTraining:
         assert given.grad.abs().sum() > 0
 
     def test_a_run_that_was_stopped_ends_as_one_that_was_not(self, tmp_path: Path) -> None:
-        settings = Settings(4, 8, 4, "mean", 1e-3, 1.0, 16, seed=3)
-        batches = Batches({"one": self.PAIRS}, {"one": 1}, 8, 3)
+        weights = {"one": 1.0}
+        settings = Settings(4, 8, 4, "mean", 1e-3, 1.0, 16, 3, "Of it:\n", weights)
+        batches = Batches({"one": self.PAIRS}, weights, 8, 3)
         whole = Run(tmp_path / "whole", settings, batches)
         whole.go_on()
         stopped = Run(tmp_path / "stopped", settings, batches)
@@ -184,11 +191,27 @@ class TestTraining:
             torch.testing.assert_close(again.student(texts), whole.student(texts), rtol=0, atol=0)
         steps = [json.loads(line)["step"] for line in (tmp_path / "stopped" / "log.jsonl").read_text().splitlines()]
         assert steps == [0, 1, 2, 3]
-        save_adapter(tmp_path / "adapter", again.student.model, "mean")
-        model = load_model(str(ensure_default_model()), EngineSettings())
-        backbone = model.backbone
-        adapter = load_adapter("a", tmp_path / "adapter", backbone.model, backbone.dtype, backbone.device)
-        assert len(adapter.layers) == 20 * 7
+        save_adapter(tmp_path / "adapter", again.student.model, "mean", settings.prompt)
+        parameters = {"dtype": "float32", "kv_memory": "16MiB", "embedding_adapter": str(tmp_path / "adapter")}
+        service = build_service(EngineSettings.from_parameters({"model": str(ensure_default_model()), **parameters}))
+        served = embed(service, texts)
+        service.close()
+        cosines = (served * again.student(texts).detach().numpy()).sum(1)  # weights were written in bfloat16
+        assert cosines.min() > 0.999
+        onward = Run(tmp_path / "onward", replace(settings, start=str(tmp_path / "adapter")), batches)
+        with torch.no_grad():  # which was written in bfloat16
+            torch.testing.assert_close(onward.student(texts), whole.student(texts), rtol=0, atol=2e-2)
+            fresh = Run(tmp_path / "fresh", settings, batches).student(texts)
+            assert not torch.allclose(fresh, whole.student(texts), rtol=0, atol=2e-2)
+        with pytest.raises(ValueError, match="not the shape"):
+            Run(tmp_path / "other", replace(settings, rank=8, start=str(tmp_path / "adapter")), batches)
+
+    def test_weights_are_of_sources_that_there_are(self) -> None:
+        assert source_weights([]) == WEIGHTS
+        assert source_weights(["words=2", "terms=0.5"]) == {"words": 2.0, "terms": 0.5}
+        for wrong in ("words", "words=x", "nothing=1", "words=-1"):
+            with pytest.raises(typer.BadParameter, match=wrong):
+                source_weights([wrong])
 
 
 class TestRanking:
@@ -208,6 +231,8 @@ class TestRanking:
         assert by_words(self.SET.queries, self.SET.documents)[:, 0].tolist() == [0, 2]
         vectors = np.eye(3, dtype=np.float32)
         assert by_vectors(vectors[:2], vectors[::-1])[:, 0].tolist() == [2, 1]
+        lengths = np.array([[1], [5], [0.2]], dtype=np.float32)
+        assert by_vectors(np.array([[1.0, 0.9, 0]], dtype=np.float32), lengths * vectors)[0].tolist() == [0, 1, 2]
 
     def test_a_hash_tells_sets_apart(self) -> None:
         assert self.SET.sha256() == replace(self.SET, name="other").sha256()

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated
 
+import numpy as np
 import typer
 
 from orthrus_backend.default_model import EMBEDDING_ADAPTER
@@ -32,12 +33,14 @@ def evaluate(
     """Measure the adapter and what stands beside it."""
     sets = Texts(DebianArchive(texts.resolve())).sets()
     lines: Lines = {}
-    for name, parameters, params in _ways(adapter):
+    for names, parameters, params in _ways(adapter):
         with encoder(**parameters) as encode:
             for one in sets:
-                parts = (one.queries, one.documents)
-                queries, documents = (encode(part, params, f"{name}: {one.name}") for part in parts)
-                lines.setdefault(name, []).append(measures(by_vectors(queries, documents), one))
+                label = f"{' and '.join(names)}: {one.name}"
+                queries, documents = (encode(part, params, label) for part in (one.queries, one.documents))
+                parts = (np.split(vectors, len(names), axis=1) for vectors in (queries, documents))
+                for name, asked, found in zip(names, *parts, strict=True):
+                    lines.setdefault(name, []).append(measures(by_vectors(asked, found), one))
     lines["BM25"] = [measures(by_words(one.queries, one.documents), one) for one in sets]
     table = _table(sets, lines)
     print(table)
@@ -60,12 +63,12 @@ def replaced(readme: str, table: str) -> str:
     return f"{before}{begin}\n\n{table}\n\n{end}{after}"
 
 
-def _ways(adapter: Path) -> Iterator[tuple[str, dict[str, str], EmbeddingParams]]:
-    """Name, parameters of the engine, and of each request."""
-    yield "no adapter, mean", {"embedding_adapter": "none"}, EmbeddingParams(pooling="mean", truncate="end")
-    yield "no adapter, last token", {"embedding_adapter": "none"}, EmbeddingParams(pooling="last", truncate="end")
-    yield "the adapter", {"embedding_adapter": str(adapter)}, EmbeddingParams(truncate="end")
-    yield "all-MiniLM-L6-v2", {"embedding_model": str(teacher_folder())}, EmbeddingParams(truncate="end")
+def _ways(adapter: Path) -> Iterator[tuple[tuple[str, ...], dict[str, str], EmbeddingParams]]:
+    """Names, one for each pooling; parameters of the engine, and of each request."""
+    both = EmbeddingParams(pooling=("mean", "last"), truncate="end")
+    yield ("no adapter, mean", "no adapter, last token"), {"embedding_adapter": "none"}, both
+    yield ("the adapter",), {"embedding_adapter": str(adapter)}, EmbeddingParams(truncate="end")
+    yield ("all-MiniLM-L6-v2",), {"embedding_model": str(teacher_folder())}, EmbeddingParams(truncate="end")
 
 
 def _table(sets: Sequence[RetrievalSet], lines: Lines) -> str:

@@ -8,6 +8,7 @@ Stopped, it goes on where it was when it is called again with the same folder. A
 
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict, astuple
 from pathlib import Path
 from typing import Annotated, Literal
@@ -22,7 +23,7 @@ from tools.embedding_adapter.mixture import Texts
 from tools.embedding_adapter.pairs import Pair
 from tools.embedding_adapter.run import Run, Settings
 
-WEIGHTS = {"packages": 0.2, "words": 0.3, "terms": 0.1, "manuals": 0.2, "functions": 0.2}
+WEIGHTS = {"packages": 0.15, "synsets": 0.35, "words": 0.15, "terms": 0.05, "manuals": 0.15, "functions": 0.15}
 
 
 def train(
@@ -34,12 +35,19 @@ def train(
     learning_rate: Annotated[float, typer.Option(min=0.0)] = 5e-4,
     distillation: Annotated[float, typer.Option(min=0.0, help="Weight beside the contrastive loss.")] = 1.0,
     longest: Annotated[int, typer.Option(min=8, help="Tokens of a text that are read.")] = 64,
+    prompt: Annotated[str, typer.Option(help="What stands before every text, and is not pooled.")] = "Text:\n",
+    weight: Annotated[
+        list[str] | None, typer.Option(help=f"SOURCE=SHARE of the steps, instead of {WEIGHTS}; repeat it.", metavar="")
+    ] = None,
+    start: Annotated[Path | None, typer.Option(help="An adapter's folder to begin with, of the same rank.")] = None,
     seed: int = 1,
     threads: Annotated[int, typer.Option(help="0 for all cores.")] = 0,
     texts: Annotated[Path, typer.Option(help="Where Debian packages are kept.")] = Path("adapter-texts"),
 ) -> None:
     """Train, or go on training, until all steps are done."""
-    settings = Settings(steps, batch, rank, pooling, learning_rate, distillation, longest, seed)
+    weights = source_weights(weight or [])
+    begin = str(start or "")
+    settings = Settings(steps, batch, rank, pooling, learning_rate, distillation, longest, seed, prompt, weights, begin)
     torch.set_num_threads(threads or torch.get_num_threads())
     folder.mkdir(parents=True, exist_ok=True)
     archive = DebianArchive(texts.resolve())
@@ -47,13 +55,33 @@ def train(
     sizes = {name: len(pairs) for name, pairs in sources.items()}
     print(f"pairs: {sizes}", file=sys.stderr)
     try:
-        run = Run(folder, settings, Batches(sources, WEIGHTS, batch, seed))
+        run = Run(folder, settings, Batches(sources, weights, batch, seed))
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     run.go_on()
-    save_adapter(folder / "adapter", run.student.model, pooling)
+    save_adapter(folder / "adapter", run.student.model, pooling, prompt)
     about = {"settings": asdict(settings), "pairs": sizes, "packages": archive.versions()}
     (folder / "run.json").write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def source_weights(given: Sequence[str]) -> dict[str, float]:
+    """The weight of each source: those given, else `WEIGHTS`.
+
+    Raises:
+        BadParameter: one is not NAME=NUMBER, or names no source.
+    """
+    if not given:
+        return WEIGHTS
+    weights = {}
+    for one in given:
+        name, _, value = one.partition("=")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            raise typer.BadParameter(f"{one!r} is not SOURCE=NUMBER") from None
+        if name not in WEIGHTS or weights[name] < 0:
+            raise typer.BadParameter(f"{one!r}: no negative numbers, and sources are {', '.join(WEIGHTS)}")
+    return weights
 
 
 def _sources(file: Path, archive: DebianArchive) -> dict[str, list[Pair]]:

@@ -136,7 +136,8 @@ def test_an_embedding_of_nothing_is_refused_by_name(server: RunningServer, model
 def test_what_tritons_openai_frontend_sends_to_embed(server: RunningServer, reference: Reference, ids: bool) -> None:
     """Its text_output, and both counts, of which it reads one value each."""
     text = texts(1)[0]
-    tokens = reference.tokenizer(text)["input_ids"]
+    prompt = "" if ids else reference.prompt
+    tokens = reference.tokenizer(prompt + text)["input_ids"]
     document = {"input": tokens if ids else text, "pooling_params": {"dimensions": [64]}}
     (answer,) = grpc_stream(
         server,
@@ -145,7 +146,7 @@ def test_what_tritons_openai_frontend_sends_to_embed(server: RunningServer, refe
         return_num_input_tokens=True,
         return_num_output_tokens=True,
     )
-    wanted = reference.embed(text)[:64]
+    wanted = reference.embed(text, prompt=prompt)[:64]
     np.testing.assert_allclose(json.loads(answer["text_output"]), wanted / np.linalg.norm(wanted), rtol=0, atol=1e-5)
     assert (answer["num_input_tokens"], answer["num_output_tokens"]) == (len(tokens), 0)
     (bare,) = grpc_stream(server, "orthrus", embedding_request=json.dumps(document))

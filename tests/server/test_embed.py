@@ -35,7 +35,7 @@ def test_vectors_equal_the_reference_in_order(
     vectors, tokens = infer(server, protocol, inputs)
     assert vectors.shape == (count, 576)
     assert vectors.dtype == np.float32
-    assert tokens.tolist() == [len(reference.tokenizer(text)["input_ids"]) for text in inputs]
+    assert tokens.tolist() == [len(reference.tokenizer(reference.prompt + text)["input_ids"]) for text in inputs]
     np.testing.assert_allclose(vectors, np.stack([reference.embed(text) for text in inputs]), rtol=0, atol=1e-5)
 
 
@@ -54,8 +54,8 @@ def test_dimensions_cut_and_then_normalise(server: RunningServer, reference: Ref
 
 
 def test_an_instruction_stands_before_every_text(server: RunningServer, reference: Reference) -> None:
-    vectors, _ = infer(server, "http", ["What is covered?"], instruction="Instruct: find plans. Query: ")
-    expected = reference.embed("Instruct: find plans. Query: What is covered?")
+    vectors, _ = infer(server, "http", ["What is covered?"], instruction="Instruct: find plans. Query:")
+    expected = reference.embed("What is covered?", prompt="Instruct: find plans. Query:")
     np.testing.assert_allclose(vectors[0], expected, rtol=0, atol=1e-5)
 
 
@@ -75,7 +75,8 @@ def test_token_ids_go_to_the_backend_directly(server: RunningServer, reference: 
     answer = requests.post(f"http://{server.http}/v2/models/orthrus/generate", json=body, timeout=60)
     assert answer.status_code == 200, answer.text
     vectors = np.array(answer.json()["embedding"], dtype=np.float32).reshape(3, -1)
-    np.testing.assert_allclose(vectors, np.stack([reference.embed(text) for text in inputs]), rtol=0, atol=1e-5)
+    expected = np.stack([reference.embed(text, prompt="") for text in inputs])
+    np.testing.assert_allclose(vectors, expected, rtol=0, atol=1e-5)
 
 
 def test_nvidias_embedding_request_answers_json_in_text_output(server: RunningServer, reference: Reference) -> None:

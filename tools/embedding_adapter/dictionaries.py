@@ -44,7 +44,7 @@ def gcide(root: Path) -> Iterator[Pair]:
         first = _PART_OF_SPEECH.sub("", one_line(first), count=1)
         definition = _AUTHOR.sub("", _clean(first))
         if "\\" not in definition and len(definition) in _LENGTHS and word.lower() not in definition.lower():
-            yield Pair(definition, word, word.lower())
+            yield Pair(definition, word.lower(), word.lower())
 
 
 def foldoc(root: Path) -> Iterator[Pair]:

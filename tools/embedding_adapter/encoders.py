@@ -24,7 +24,7 @@ class Encoder:
     service: Service
 
     def __call__(self, texts: Sequence[str], params: EmbeddingParams, name: str) -> NDArray[np.float32]:
-        """[len(texts), D], of length one; `name` stands before the progress bar.
+        """[len(texts), D], as the parameters say; `name` stands before the progress bar.
 
         Raises:
             RuntimeError: the engine ended a text without a vector.

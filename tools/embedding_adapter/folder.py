@@ -9,7 +9,7 @@ from peft import PeftModel
 from orthrus_backend.default_model import MODEL_NAME
 
 
-def save_adapter(folder: Path, model: PeftModel, pooling: str) -> None:
+def save_adapter(folder: Path, model: PeftModel, pooling: str, prompt: str) -> None:
     """Write adapter and embedding configuration into `folder`; weights in bfloat16."""
     width = int(model.config.hidden_size)
     for config in model.peft_config.values():
@@ -26,9 +26,9 @@ def save_adapter(folder: Path, model: PeftModel, pooling: str) -> None:
     ]
     mode = {"mean": "mean", "last": "lasttoken"}[pooling]
     _write(folder / "modules.json", modules)
-    pool = {"embedding_dimension": width, "pooling_mode": mode, "include_prompt": True}
+    pool = {"embedding_dimension": width, "pooling_mode": mode, "include_prompt": False}
     _write(folder / "1_Pooling" / "config.json", pool)
-    prompts: dict[str, object] = {"prompts": {}, "default_prompt_name": None, "similarity_fn_name": "cosine"}
+    prompts = {"prompts": {"text": prompt}, "default_prompt_name": "text", "similarity_fn_name": "cosine"}
     _write(folder / "config_sentence_transformers.json", prompts)
 
 

@@ -51,6 +51,11 @@ class Texts:
         glosses = {gloss.lower() for gloss, _ in self._synsets}
         sources: dict[str, list[Pair]] = {
             "packages": [p for p in self._descriptions if not held_out(p.group, _HELD_OUT_PACKAGES)],
+            "synsets": [
+                Pair(gloss, random.Random(gloss).choice(synset), "")
+                for gloss, synset in self._plain_synsets
+                if words.isdisjoint(synset)
+            ],
             "words": list(dictionaries.gcide(self._archive.unpacked("dict-gcide"))),
             "terms": [
                 *dictionaries.foldoc(self._archive.unpacked("dict-foldoc")),
@@ -99,9 +104,13 @@ class Texts:
     @cached_property
     def _synsets(self) -> list[tuple[str, tuple[str, ...]]]:
         """Those of the set, then those whose words are only there to be told apart."""
+        return random.Random(_SEED).sample(sorted(self._plain_synsets), self._queries + self._distractors)
+
+    @cached_property
+    def _plain_synsets(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Definitions and words of WordNet without names, in its order."""
         synsets = dict(dictionaries.wordnet(self._archive.unpacked("wordnet-base")))
-        plain = sorted((g, w) for g, w in synsets.items() if len(g) > 20 and all(word.islower() for word in w))
-        return random.Random(_SEED).sample(plain, self._queries + self._distractors)
+        return [(g, w) for g, w in synsets.items() if len(g) > 20 and all(word.islower() for word in w)]
 
     @cached_property
     def _tested_words(self) -> frozenset[str]:

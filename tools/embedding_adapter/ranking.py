@@ -17,8 +17,9 @@ Order = NDArray[np.int64]  # [queries, DEPTH]: positions of documents, best firs
 
 
 def by_vectors(queries: NDArray[np.float32], documents: NDArray[np.float32]) -> Order:
-    """By cosine, of vectors [N, D] of length one."""
-    return np.argsort(-(queries @ documents.T), axis=1, kind="stable")[:, :DEPTH]
+    """By cosine, of vectors [N, D]. The length of a query changes no order."""
+    directions = documents / np.linalg.norm(documents, axis=1, keepdims=True)
+    return np.argsort(-(queries @ directions.T), axis=1, kind="stable")[:, :DEPTH]
 
 
 def by_words(queries: Sequence[str], documents: Sequence[str]) -> Order:

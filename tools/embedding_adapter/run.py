@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from sentence_transformers import SentenceTransformer
 from tqdm import tqdm
 
 from orthrus_backend.default_model import ensure_default_model
+from orthrus_backend.model import resolve_dtype
 from tools.embedding_adapter.batches import Batches
 from tools.embedding_adapter.loss import losses
 from tools.embedding_adapter.student import PoolingName, Student
@@ -33,6 +35,9 @@ class Settings:
     distillation: float
     longest: int
     seed: int
+    prompt: str  # before every text
+    weights: Mapping[str, float]  # of the sources
+    start: str = ""  # folder of an adapter to begin with
 
 
 class Run:
@@ -46,8 +51,13 @@ class Run:
         self._settings = settings
         self._batches = batches
         torch.manual_seed(settings.seed)
-        self.student = Student(ensure_default_model(), settings.rank, settings.pooling, settings.longest)
-        self._teacher = SentenceTransformer(str(teacher_folder()), device="cpu", model_kwargs={"dtype": torch.bfloat16})
+        self.student = Student(
+            ensure_default_model(), settings.rank, settings.pooling, settings.longest, settings.prompt
+        )
+        if settings.start:
+            self.student.start_from(Path(settings.start))
+        precision = {"dtype": resolve_dtype("auto", torch.device("cpu"))}
+        self._teacher = SentenceTransformer(str(teacher_folder()), device="cpu", model_kwargs=precision)
         self._trained = {name: value for name, value in self.student.named_parameters() if value.requires_grad}
         self._optimizer = torch.optim.AdamW(self._trained.values(), lr=settings.learning_rate, weight_decay=0.0)
         self._schedule = torch.optim.lr_scheduler.LambdaLR(self._optimizer, self._rate)
