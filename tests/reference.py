@@ -52,9 +52,9 @@ class Reference:
         self._vectors: dict[tuple[str, str, str], np.ndarray] = {}
 
     def with_model(self, model: Any) -> "Reference":
-        """The same tokenizer with another model, for embeddings too."""
+        """The same tokenizer and prompt with another model, for embeddings too."""
         other = copy(self)
-        other.model, other._adapter, other.prompt, other._known, other._vectors = model, None, "", {}, {}
+        other.model, other._adapter, other._known, other._vectors = model, None, {}, {}
         vars(other).pop("_embedder", None)
         return other
 

@@ -10,7 +10,7 @@ import orthrus_backend
 ROOT = Path(orthrus_backend.__file__).parent
 # Lowest first; a module may import from its own layer and from lower ones.
 LAYERS = (
-    ("validation", "config", "params", "model_files", "drain_file"),
+    ("validation", "config", "params", "model_files", "drain_file", "turns"),
     ("sentence_transformers_files", "native"),
     ("embedding_recipe",),
     ("request",),
