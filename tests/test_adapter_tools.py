@@ -13,7 +13,8 @@ import pytest
 import torch
 import typer
 
-from orthrus_backend.assembly import build_service
+from orthrus_backend.adapters import load_adapter
+from orthrus_backend.assembly import build_service, load_model
 from orthrus_backend.config import EngineSettings
 from orthrus_backend.default_model import ensure_default_model
 from tests.engine.sentence_folders import embed
@@ -192,6 +193,9 @@ class TestTraining:
         steps = [json.loads(line)["step"] for line in (tmp_path / "stopped" / "log.jsonl").read_text().splitlines()]
         assert steps == [0, 1, 2, 3]
         save_adapter(tmp_path / "adapter", again.student.model, "mean", settings.prompt)
+        backbone = load_model(str(ensure_default_model()), EngineSettings()).backbone
+        adapter = load_adapter("a", tmp_path / "adapter", backbone.model, backbone.dtype, backbone.device)
+        assert len(adapter.layers) == 20 * 7
         parameters = {"dtype": "float32", "kv_memory": "16MiB", "embedding_adapter": str(tmp_path / "adapter")}
         service = build_service(EngineSettings.from_parameters({"model": str(ensure_default_model()), **parameters}))
         served = embed(service, texts)

@@ -54,8 +54,8 @@ def test_dimensions_cut_and_then_normalise(server: RunningServer, reference: Ref
 
 
 def test_an_instruction_stands_before_every_text(server: RunningServer, reference: Reference) -> None:
-    vectors, _ = infer(server, "http", ["What is covered?"], instruction="Instruct: find plans. Query:")
-    expected = reference.embed("What is covered?", prompt="Instruct: find plans. Query:")
+    vectors, _ = infer(server, "http", ["What is covered?"], instruction="Instruct: find plans. Query: ")
+    expected = reference.embed("What is covered?", prompt="Instruct: find plans. Query: ")
     np.testing.assert_allclose(vectors[0], expected, rtol=0, atol=1e-5)
 
 
