@@ -1,6 +1,6 @@
 """Fixtures that all tests share."""
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,28 @@ torch.set_num_threads(1)  # the server under test has another core; threads that
 
 SHARED = ("--dtype=float32", "--max-model-len=1024", "--threads=1", "--token-budget=128")  # short steps: it stops soon
 __all__ = ["RunningServer", "reference"]  # what `server` is, for annotations; a fixture that is made elsewhere
+
+
+@pytest.fixture(scope="session")
+def anyio_backend() -> str:
+    """Async tests run on asyncio, which is what gRPC and the client support."""
+    return "asyncio"
+
+
+@pytest.fixture(scope="session")
+async def event_loop(anyio_backend: str) -> AsyncIterator[None]:
+    """Keeps the loop of the first async test for those that follow.
+
+    gRPC learns of the end of a cancelled call a little later. A loop that is closed by then would be an error in
+    whichever test runs next.
+    """
+    yield
+
+
+@pytest.fixture(autouse=True)
+def _one_event_loop(request: pytest.FixtureRequest) -> None:
+    if request.node.get_closest_marker("anyio"):
+        request.getfixturevalue("event_loop")
 
 
 @pytest.fixture(scope="session")

@@ -19,12 +19,6 @@ from tests.serving import RunningServer, running
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Async tests run on asyncio, which is what gRPC and the client support."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def server(shallow_server: RunningServer) -> RunningServer:
     """The one that answers soon; that the whole model's answers are right is shown in tests/server."""
     return shallow_server

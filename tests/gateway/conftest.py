@@ -14,12 +14,6 @@ KEY = "a key, not for you"
 
 
 @pytest.fixture(scope="session")
-def anyio_backend() -> str:
-    """Async tests run on asyncio."""
-    return "asyncio"
-
-
-@pytest.fixture(scope="session")
 def server(shallow_server: RunningServer) -> RunningServer:
     """The one that answers soon; that the whole model's answers are right is shown in tests/server."""
     return shallow_server
