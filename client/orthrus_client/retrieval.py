@@ -66,15 +66,13 @@ Prompt = Callable[[str, Sequence[Document]], Sequence[Message]]
 
 
 def default_prompt(question: str, documents: Sequence[Document]) -> Sequence[Message]:
-    """A chat that asks for a short answer to `question` from `documents` alone."""
+    """A chat that asks for a short answer to `question` from `documents` alone.
+
+    One sentence, because the answer becomes part of the next query, and a longer one would outweigh the question there.
+    """
     facts = "\n".join(f"- {document.text}" for document in documents)
-    return [
-        {
-            "role": "system",
-            "content": "Answer in one or two sentences. Use only the facts that are given.",
-        },
-        {"role": "user", "content": f"Facts:\n{facts}\n\nQuestion: {question}"},
-    ]
+    content = f"{facts}\n\nFrom these facts alone, in one short sentence: {question}"
+    return [{"role": "user", "content": content}]
 
 
 class IterativeRetriever:
