@@ -32,7 +32,7 @@ async def event_loop(anyio_backend: str) -> AsyncIterator[None]:
     gRPC learns of the end of a cancelled call a little later. A loop that is closed by then would be an error in
     whichever test runs next.
     """
-    yield  # noqa: PT022 - returning would close the loop
+    yield  # noqa: PT022  # returning would close the loop
 
 
 @pytest.fixture(autouse=True)
