@@ -4,6 +4,7 @@ Its processor time and memory are those of this process, so the driver's own are
 """
 
 import asyncio
+import gc
 import time
 from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
@@ -65,8 +66,11 @@ class OrthrusEngine:
         return {}
 
     async def stop(self) -> None:
-        if self._service is not None:
-            await asyncio.to_thread(self._service.close)
+        service, self._service = self._service, None
+        if service is not None:
+            await asyncio.to_thread(service.close)
+            del service
+            gc.collect()  # its parts refer to each other; the next target would be measured with its memory
 
     async def _run(self, request: Request) -> AsyncGenerator[Output]:
         """All outputs of a request; leaving early cancels it. Raises `TargetError` if it fails."""

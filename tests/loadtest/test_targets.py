@@ -1,6 +1,7 @@
 """Targets by name: what is refused, what is missing, and that the pair of transformers answers as the engine does."""
 
 import asyncio
+import weakref
 from contextlib import aclosing
 from pathlib import Path
 
@@ -9,7 +10,9 @@ import pytest
 
 from loadtest.targets.catalogue import read_target
 from loadtest.targets.orthrus import Orthrus
+from loadtest.targets.orthrus_engine import OrthrusEngine
 from loadtest.targets.target import Settings, Target, TargetError
+from orthrus_backend.engine import Engine
 
 
 def test_a_name_carries_options() -> None:
@@ -73,6 +76,19 @@ def test_the_transformers_pair_answers_as_the_engine_does_and_leaves_nothing(set
     assert own[2:4] == (12, 4)
     assert len(pair[4]) >= 2
     assert not any(process.is_running() for process in pair[4])
+
+
+def test_an_engine_that_was_stopped_takes_no_memory(settings: Settings) -> None:
+    async def run() -> weakref.ref[Engine]:
+        target = OrthrusEngine(settings, {})
+        await target.start()
+        assert await target.embed("w20 w30") == 3
+        assert target._service is not None
+        engine = weakref.ref(target._service.engine)
+        await target.stop()
+        return engine
+
+    assert asyncio.run(run())() is None
 
 
 def test_a_server_that_does_not_start_is_told_with_its_log(settings: Settings) -> None:
