@@ -14,6 +14,11 @@ _ENSEMBLE = r"(?:in ensemble '[^']*', )?"  # what Triton puts before the message
 # (Triton says UNAVAILABLE), a message over the server's limit (gRPC says RESOURCE_EXHAUSTED).
 _REFUSAL = r"^This protocol is restricted|message larger than max"
 
+# What gRPC says of a port that answers in HTTP/1 or hangs up at once, and httpx2 of one that does not speak HTTP/1.
+_OTHER_PROTOCOL = re.compile(
+    r"http1\.x server|Failed parsing HTTP/2|^failed to connect.*Socket closed|^illegal \w+ line"
+)
+
 
 class OrthrusError(Exception):
     """A call failed; raised itself only for what the server calls an internal or unknown error."""
@@ -75,10 +80,18 @@ def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
     code: grpc.StatusCode = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
         return deadline_error(timeout)
-    details = error.details() or code.name
+    details = with_hint(error.details() or code.name)
     if re.search(_REFUSAL, details):
         return InvalidRequest(details)
     return (_kind(details) or _BY_GRPC_CODE.get(code, OrthrusError))(details)
+
+
+def with_hint(message: str) -> str:
+    """The message of a connection that failed, with what to look at where the other protocol seems to answer."""
+    if _OTHER_PROTOCOL.search(message) is None:
+        return message
+    ports = "Triton's gRPC is on port 8001 by default, its HTTP on port 8000"
+    return f"{message}; perhaps what listens there speaks another protocol: {ports}"
 
 
 def uncoded_error(message: str) -> OrthrusError:

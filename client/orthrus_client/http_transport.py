@@ -30,7 +30,7 @@ from orthrus_client.contract import (
     stop_tensors,
 )
 from orthrus_client.deadline import Deadline
-from orthrus_client.errors import OrthrusError, Unavailable, http_error
+from orthrus_client.errors import OrthrusError, Unavailable, http_error, with_hint
 from orthrus_client.results import Chunk, Embeddings
 from orthrus_client.security import Tls
 from orthrus_client.transport import CONFIG_TIMEOUT, STOP_TIMEOUT
@@ -281,4 +281,4 @@ def _json(response: httpx2.Response) -> dict[str, Any]:
 def _transport_error(error: httpx2.TransportError, deadline: Deadline) -> OrthrusError:
     if isinstance(error, httpx2.TimeoutException):
         return deadline.error()
-    return Unavailable(str(error) or type(error).__name__)
+    return Unavailable(with_hint(str(error) or type(error).__name__))

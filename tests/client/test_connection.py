@@ -184,6 +184,14 @@ async def test_a_header_that_cannot_be_sent_is_refused(headers: dict[str, str], 
             client.with_headers(headers)
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_the_port_of_the_other_protocol_is_said_to_be_one(server: RunningServer, protocol: Protocol) -> None:
+    with OrthrusClient(server.http if protocol == "grpc" else server.grpc, protocol=protocol, retries=0) as client:
+        for call in (client.generate, client.embed):
+            with pytest.raises(Unavailable, match="speaks another protocol: Triton's gRPC is on port 8001"):
+                call("a")
+
+
 def test_a_number_of_retries_is_checked() -> None:
     for kind in (OrthrusClient, AsyncOrthrusClient):
         with pytest.raises(ValueError, match=r"retries.*-1"):
