@@ -126,6 +126,12 @@ class DrainSettings(_Settings):
     drain_file: str = Field("", description="file that asks for the end once something is written to it")
 
 
+class StreamSettings(_Settings):
+    """How the text of a generation is sent on while it is made."""
+
+    stream_interval: int = Field(1, ge=1, description="tokens in one message of a stream, after its first")
+
+
 class ObservabilitySettings(_Settings):
     """What is told about single calls."""
 
@@ -139,6 +145,7 @@ _GROUPS: dict[str, type[_Settings]] = {
     "cache": CacheSettings,
     "limits": LimitSettings,
     "drain": DrainSettings,
+    "streams": StreamSettings,
     "observability": ObservabilitySettings,
 }
 PARAMETERS = tuple(sorted(name for group in _GROUPS.values() for name in group.model_fields))
@@ -152,6 +159,7 @@ class EngineSettings(_Settings):
     cache: CacheSettings = CacheSettings()
     limits: LimitSettings = LimitSettings()
     drain: DrainSettings = DrainSettings()
+    streams: StreamSettings = StreamSettings()
     observability: ObservabilitySettings = ObservabilitySettings()
 
     @classmethod

@@ -25,6 +25,9 @@ class Policy(Protocol):
     def begin(self, queued: frozenset[Kind], running: bool) -> frozenset[Kind]:
         """A step begins: `queued` kinds wait, generations may run. Returns the kinds that may enter."""
 
+    def may_pass(self, queue: Backlog, shut: Backlog) -> bool:
+        """Whether a queue may be served although the other one, `shut`, lacks room for its head."""
+
     def choose(self, open_queues: Mapping[Kind, Backlog]) -> Kind:
         """Give the next turn to one of the queues that can use it; at least one can."""
 
@@ -53,6 +56,9 @@ class IntraBatchScheduling:
             self._waited[kind] += 1
         return frozenset(Kind)
 
+    def may_pass(self, queue: Backlog, shut: Backlog) -> bool:
+        return True
+
     def choose(self, open_queues: Mapping[Kind, Backlog]) -> Kind:
         if len(open_queues) == 1:
             kind = next(iter(open_queues))
@@ -71,10 +77,13 @@ class IntraBatchScheduling:
 
 
 class FirstComeFirstServed:
-    """Both kinds share a step, strictly by arrival."""
+    """Both kinds share a step, strictly by arrival: as in vLLM, what cannot enter yet holds up all that came later."""
 
     def begin(self, queued: frozenset[Kind], running: bool) -> frozenset[Kind]:
         return frozenset(Kind)
+
+    def may_pass(self, queue: Backlog, shut: Backlog) -> bool:
+        return queue.order < shut.order
 
     def choose(self, open_queues: Mapping[Kind, Backlog]) -> Kind:
         return min(open_queues, key=lambda kind: open_queues[kind].order)
@@ -94,6 +103,9 @@ class Homogeneous:
         other = Kind.EMBED if self._last is Kind.GENERATE else Kind.GENERATE
         self._last = other if other in working else self._last
         return frozenset((self._last,))
+
+    def may_pass(self, queue: Backlog, shut: Backlog) -> bool:
+        return True
 
     def choose(self, open_queues: Mapping[Kind, Backlog]) -> Kind:
         return next(iter(open_queues))

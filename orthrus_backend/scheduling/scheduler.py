@@ -205,15 +205,22 @@ class Scheduler:
         if Kind.GENERATE in kinds:
             settled = self._decode(draft)
         while draft.left:
-            open_queues: dict[Kind, Backlog] = {}
-            for kind in Kind:
-                head = self.queues[kind].head
-                if kind in kinds and head and self._grant(head, draft, settled):
-                    open_queues[kind] = Backlog(self.queues[kind].tokens, head.order)
+            open_queues = self._open_queues(kinds, draft, settled)
             if not open_queues:
                 break
             self._take_turn(self.policy.choose(open_queues), draft)
         return draft
+
+    def _open_queues(self, kinds: frozenset[Kind], draft: Draft, settled: bool) -> dict[Kind, Backlog]:
+        """Where the next turn may go: heads that have room, unless the policy has them wait for one that has none."""
+        heads = {kind: head for kind in Kind if kind in kinds and (head := self.queues[kind].head)}
+        backlogs = {kind: Backlog(self.queues[kind].tokens, head.order) for kind, head in heads.items()}
+        shut = [backlogs[kind] for kind, head in heads.items() if not self._grant(head, draft, settled)]
+        return {
+            kind: backlog
+            for kind, backlog in backlogs.items()
+            if backlog not in shut and all(self.policy.may_pass(backlog, other) for other in shut)
+        }
 
     def _decode(self, draft: Draft) -> bool:
         """One token for every running generation, eldest first; False if somebody was preempted for it."""

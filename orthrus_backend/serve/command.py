@@ -194,6 +194,13 @@ def serve(
             help="Seconds until a request is ended that sets no timeout of its own; 0: never.", rich_help_panel=SERVER
         ),
     ] = DEFAULTS.limits.default_timeout,
+    stream_interval: Annotated[
+        int,
+        typer.Option(
+            help="Tokens in one message of a stream, after its first. More: less processor time for each token.",
+            rich_help_panel=SERVER,
+        ),
+    ] = DEFAULTS.streams.stream_interval,
     log_level: Annotated[
         LogLevel, typer.Option(help="What of Triton's log to show.", rich_help_panel=SERVER)
     ] = "warning",
@@ -256,6 +263,7 @@ def serve(
             "drain_timeout": str(drain_timeout),
             "default_timeout": str(default_timeout),
             "drain_file": "",  # the session's own
+            "stream_interval": str(stream_interval),
             "request_log": str(request_log),
             "traces": str(traces),
         }

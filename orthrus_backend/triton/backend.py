@@ -47,7 +47,13 @@ class TritonPythonModel:
         self._roster = Roster(args["model_name"], server=os.getppid())
         self._journal = Journal(make_tellers(settings))
         self._service = build_service(settings, on_failure=self._leave)
-        self._reception = Reception(self._service, settings.limits, on_end=self._tell, on_stop=self._roster.tell)
+        self._reception = Reception(
+            self._service,
+            settings.limits,
+            settings.streams.stream_interval,
+            on_end=self._tell,
+            on_stop=self._roster.tell,
+        )
         self._export = MetricsExport(self._service.engine.metrics, engine=args["model_instance_name"])
         self._roster.join(on_stop=self._stop)
         if self._drain_file is not None:

@@ -16,6 +16,7 @@ from uuid import uuid4
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
+from orthrus_backend.delivery import POLL_SECONDS, POLLED
 from orthrus_backend.triton.logs import forward_logs
 from orthrus_backend.triton.parameters import CALL, read_keys, read_timeout
 from orthrus_backend.triton.parent import end_with_parent
@@ -26,8 +27,6 @@ from orthrus_backend.turns import Turns
 
 _BACKEND = "orthrus"
 _MAX_WAITING = 512  # calls that wait for the backend at once; each one holds a sleeping thread
-_POLL_SECONDS = 0.1
-_POLLED = 8  # calls that are looked at each time, as in the engine's own delivery
 _READING_SECONDS = 60.0  # until engines have read all that they were sent
 _DEAD = "an engine has died"
 _log = logging.getLogger(__name__)
@@ -88,7 +87,7 @@ class TritonPythonModel:
         self._engines = Presence()  # as they were when last looked at
         self._waiters = _waiters()
         self._calls: dict[str, _Call] = {}
-        self._turns = Turns(_POLLED)
+        self._turns = Turns(POLLED)
         self._closing = threading.Event()
         self._watch = threading.Thread(target=self._watch_others, name="orthrus-face-watch", daemon=True)
         self._watch.start()
@@ -118,7 +117,7 @@ class TritonPythonModel:
     def finalize(self) -> None:
         """Wait for the answers that are still to come."""
         while any(call.responder.open for call in list(self._calls.values())):
-            time.sleep(_POLL_SECONDS)
+            time.sleep(POLL_SECONDS)
         self._closing.set()
         self._watch.join()
         self._roster.close()
@@ -148,7 +147,7 @@ class TritonPythonModel:
 
         The engines are told of a caller until its call has ended: what overtakes the call finds nothing to end.
         """
-        while not self._closing.wait(_POLL_SECONDS):
+        while not self._closing.wait(POLL_SECONDS):
             try:
                 self._look()
             except Exception:  # the next look may go well

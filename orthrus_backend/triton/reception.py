@@ -32,12 +32,17 @@ class Reception:
         self,
         service: Service,
         limits: LimitSettings,
+        stream_interval: int,
         on_end: Callable[[Record], None],
         on_stop: Callable[[str], None],
     ) -> None:
-        """`on_end` is told of every call, when its last response was sent; `on_stop` of every id to stop."""
+        """A message of a stream carries `stream_interval` tokens.
+
+        `on_end` is told of every call, when its last response was sent; `on_stop` of every id to stop.
+        """
         self._service = service
         self._limits = limits
+        self._stream_interval = stream_interval
         self._on_end = on_end
         self._on_stop = on_stop
 
@@ -88,7 +93,7 @@ class Reception:
         accepted = self._service.intake.generate.continuations(
             call.prompt, call.params, request_id=request_id, needs_logprobs=needs_logprobs
         )
-        reply = GenerateReply(responder, call, self._service.tokenization, accepted)
+        reply = GenerateReply(responder, call, self._service.tokenization, accepted, self._stream_interval)
         for generation in accepted:
             generation.reply = reply
         return accepted

@@ -51,6 +51,7 @@ class _Continuation:
         self.tokens: list[TokenLogprobs] = []
         self.cumulative_logprob = 0.0
         self.outcome: Outcome | None = None
+        self._began = False
 
     def add(self, output: Produced | Ended) -> None:
         self.text += output.text
@@ -59,13 +60,18 @@ class _Continuation:
             self.tokens.append(output.token)
             self.cumulative_logprob += output.token.logprob
 
+    def is_due(self, interval: int) -> bool:
+        """Whether a stream should carry on what there is: its first piece, its last, or enough tokens."""
+        return self.outcome is not None or bool(self.text and (not self._began or len(self.tokens) >= interval))
+
     def sent(self) -> None:
+        self._began = self._began or bool(self.text)
         self.text = ""
         self.tokens.clear()
 
 
 class GenerateReply(_Reply):
-    """Answers a generation: every certain piece of text as it comes, or all of it at the end.
+    """Answers a generation: certain pieces of text as they come, every `interval` tokens, or all of it at the end.
 
     A response has one entry for each of the n continuations; empty text where a piece of another one is sent.
     """
@@ -76,9 +82,11 @@ class GenerateReply(_Reply):
         call: GenerateCall,
         tokenization: Tokenization,
         requests: Sequence[GenerateRequest],
+        interval: int,
     ) -> None:
         super().__init__(responder)
         self._call = call
+        self._interval = interval
         self._tokenization = tokenization
         self._prompt_length = requests[0].prompt_length
         self._sequences = {id(request): _Continuation(call.prefix) for request in requests}
@@ -91,9 +99,10 @@ class GenerateReply(_Reply):
         if isinstance(output, Ended) and output.outcome is Outcome.FAILED:
             self._fail(output)
             return
-        self._sequences[id(output.request)].add(output)
-        final = all(sequence.outcome for sequence in self._sequences.values())
-        if final or (self._call.stream and (output.final or output.text)):
+        sequence = self._sequences[id(output.request)]
+        sequence.add(output)
+        final = all(each.outcome for each in self._sequences.values())
+        if final or (self._call.stream and sequence.is_due(self._interval)):
             self._respond(final)
 
     def _respond(self, final: bool) -> None:

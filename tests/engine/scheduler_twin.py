@@ -105,7 +105,7 @@ class Twin:
                     tokens = self.turn(waiting[0], planned, preempted)
                     if tokens:
                         turns[kind] = tokens
-            if not turns:
+            if not turns or (self.policy == "fcfs" and self.eldest(planned) not in turns):
                 break
             kind = self.choose(turns, planned)
             head = self.queue(kind, planned)[0]
@@ -115,6 +115,10 @@ class Twin:
             if not self.queue(kind, planned):
                 self.credit[kind], self.waited[kind] = 0.0, 0
         return planned
+
+    def eldest(self, planned: dict[int, int]) -> str:
+        heads = [queue[0] for kind in ("embed", "generate") if (queue := self.queue(kind, planned))]
+        return min(heads, key=lambda j: j.order).kind
 
     def turn(self, head: Job, planned: dict[int, int], preempted: bool) -> int:
         start = head.computed + planned.get(head.order, 0)

@@ -320,3 +320,17 @@ def test_expected_output_counts_where_asked_for() -> None:
     assert sched.queues[Kind.GENERATE].tokens == 100
     run_step(sched)
     assert sched.queues[Kind.GENERATE].tokens == 0
+
+
+@pytest.mark.parametrize("policy", ["ibs", "fcfs"])
+def test_what_cannot_enter_holds_up_later_arrivals_only_in_their_order(policy: str) -> None:
+    sched = scheduler(policy=policy, max_running=1)
+    first, second, text = generate(4, max_tokens=3), generate(4, max_tokens=1), embed(4)
+    for request in (first, second, text):
+        sched.add(request)
+    for _ in range(3):
+        assert text.outcome is (None if policy == "fcfs" or not first.produced else Outcome.EMBEDDED)
+        run_step(sched)
+    assert first.outcome is Outcome.LENGTH
+    run_step(sched)
+    assert (second.outcome, text.outcome) == (Outcome.LENGTH, Outcome.EMBEDDED)

@@ -1,16 +1,19 @@
 """Streams as a client sees them: the same text as without streaming, and no work for a client that has gone."""
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import requests
+from orthrus_client import OrthrusClient
 
 from tests.reference import Reference
 from tests.server.test_continuations import balanced
 from tests.server.test_generate import events, grpc_stream, post
 from tests.server.test_mixed import metric, wait_for
-from tests.serving import RunningServer
+from tests.serving import RunningServer, orthrus_serve, running
+from tests.small_model import tokenizer
 
 PROMPT = "The capital of France is"
 
@@ -77,3 +80,16 @@ def test_a_closed_generate_stream_ends_the_work(server: RunningServer) -> None:
         assert next(answer.iter_lines())
     wait_for(server, "orthrus_requests_total", cancelled + 1, kind="generate", outcome="cancelled")
     balanced(server)
+
+
+def test_messages_carry_as_many_tokens_as_the_operator_says(small_model: Path, tmp_path: Path) -> None:
+    (letter,) = tokenizer("none")("a")["input_ids"]
+    command = orthrus_serve(f"--model={small_model}", "--stream-interval=4", "--kv-memory=16MiB", "--threads=1")
+    with running(command, tmp_path / "log") as server, OrthrusClient(server.grpc) as client:
+        sampling: dict[str, Any] = {"logit_bias": {letter: 100}, "ignore_eos": True}
+        for tokens, expected in ((1, [1]), (5, [1, 4]), (12, [1, 4, 4, 3])):
+            chunks = list(client.stream("a cat", max_tokens=tokens, **sampling))
+            assert [(chunk.text, chunk.num_output_tokens) for chunk in chunks] == [("a" * n, n) for n in expected]
+        chunks = list(client.stream("a cat", max_tokens=12, n=2, **sampling))
+        assert sorted(sum(c.num_output_tokens for c in chunks if c.index == n) for n in range(2)) == [12, 12]
+        assert client.generate("a cat", max_tokens=12, **sampling).text == "a" * 12
