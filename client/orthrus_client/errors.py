@@ -80,7 +80,9 @@ def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
     code: grpc.StatusCode = error.code()
     if code is grpc.StatusCode.DEADLINE_EXCEEDED and timeout is not None:
         return deadline_error(timeout)
-    details = with_hint(error.details() or code.name)
+    details = error.details() or code.name
+    if code is grpc.StatusCode.UNAVAILABLE:
+        details = with_hint(details)
     if re.search(_REFUSAL, details):
         return InvalidRequest(details)
     return (_kind(details) or _BY_GRPC_CODE.get(code, OrthrusError))(details)

@@ -92,8 +92,8 @@ def serve(
     policy: Annotated[
         PolicyName,
         typer.Option(
-            help="ibs: embeddings and generations share each step by their outstanding work. fcfs: they share it strictly"
-            " in order of arrival. homogeneous: a step holds one kind only, by turns.",
+            help="ibs: embeddings and generations share each step by their outstanding work. fcfs: they share it"
+            " strictly in order of arrival. homogeneous: a step holds one kind only, by turns.",
             rich_help_panel=STEP,
         ),
     ] = DEFAULTS.scheduler.policy,

@@ -192,6 +192,11 @@ def test_the_port_of_the_other_protocol_is_said_to_be_one(server: RunningServer,
                 call("a")
 
 
+def test_words_of_the_caller_are_not_taken_for_another_protocol(server: RunningServer) -> None:
+    with OrthrusClient(server.grpc) as client, pytest.raises(InvalidRequest, match=r"'http1.x server'; loaded: [^;]*$"):
+        client.embed("a", adapter="http1.x server")
+
+
 def test_a_number_of_retries_is_checked() -> None:
     for kind in (OrthrusClient, AsyncOrthrusClient):
         with pytest.raises(ValueError, match=r"retries.*-1"):
