@@ -89,11 +89,13 @@ def grpc_error(error: grpc.RpcError, timeout: float | None) -> OrthrusError:
 
 
 def with_hint(message: str) -> str:
-    """The message of a connection that failed, with what to look at where the other protocol seems to answer."""
-    if _OTHER_PROTOCOL.search(message) is None:
-        return message
-    ports = "Triton's gRPC is on port 8001 by default, its HTTP on port 8000"
-    return f"{message}; perhaps what listens there speaks another protocol: {ports}"
+    """The message of a connection that failed, with what to look at: whether a server runs there, and on which port."""
+    if "Connection refused" in message:
+        return f"{message}; nothing listens there: has the server been started (orthrus serve), and is it ready?"
+    if _OTHER_PROTOCOL.search(message):
+        ports = "Triton's gRPC is on port 8001 by default, its HTTP on port 8000"
+        return f"{message}; perhaps what listens there speaks another protocol: {ports}"
+    return message
 
 
 def uncoded_error(message: str) -> OrthrusError:

@@ -110,3 +110,9 @@ class TestAsk:
         arguments = "--documents", 1, *GREEDY, "--rounds", 1
         out = answered(run(server, "ask", index, "Gold?", *arguments))
         assert answered(run(server, "ask", index, *arguments, stdin="Gold?\n")) == out
+
+    def test_the_likeliest_tokens_are_taken_unless_told_otherwise(self, server: RunningServer, index: Path) -> None:
+        command = "ask", index, "Gold?", "--rounds", 1, "--max-tokens", 12
+        greedy = answered(run(server, *command, "--temperature", 0))
+        assert answered(run(server, *command)) == greedy
+        assert answered(run(server, *command, "--temperature", 2, "--seed", 1)) != greedy

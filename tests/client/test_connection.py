@@ -192,6 +192,14 @@ def test_the_port_of_the_other_protocol_is_said_to_be_one(server: RunningServer,
                 call("a")
 
 
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_where_nothing_listens_the_server_is_asked_for(protocol: Protocol) -> None:
+    with OrthrusClient("127.0.0.1:1", protocol=protocol, retries=0) as client:
+        for call in (client.generate, client.embed):
+            with pytest.raises(Unavailable, match=r"nothing listens there: .*orthrus serve"):
+                call("a")
+
+
 def test_words_of_the_caller_are_not_taken_for_another_protocol(server: RunningServer) -> None:
     with OrthrusClient(server.grpc) as client, pytest.raises(InvalidRequest, match=r"'http1.x server'; loaded: [^;]*$"):
         client.embed("a", adapter="http1.x server")

@@ -24,7 +24,10 @@ def ask(
     rounds: Annotated[int, typer.Option(min=1, help="Rounds of retrieval and generation.")] = 2,
     documents: Annotated[int, typer.Option(min=1, help="How many documents to find in a round.")] = 4,
 ) -> None:
-    """Answer a question from an index folder, in rounds: each searches with the question and the answer before."""
+    """Answer a question from an index folder, in rounds: each searches with the question and the answer before.
+
+    Always takes the likeliest token, unless --temperature says otherwise.
+    """
     from orthrus_client.index_folder import IndexFolder
     from orthrus_client.results import Chunk
     from orthrus_client.retrieval import IterativeRetriever, Retrieval
@@ -40,7 +43,7 @@ def ask(
             opened.index,
             rounds=rounds,
             top_k=documents,
-            sampling=generating.sampling(),
+            sampling={"temperature": 0.0} | generating.sampling(),
             embedding=await query_options(client, opened, prompting.options(), connection.timeout),
         )
         async with aclosing(retriever.stream(asked, timeout=connection.timeout)) as events:
