@@ -22,7 +22,7 @@ def test_the_demo_answers_every_question_in_three_rounds(server: RunningServer) 
     assert "45 embed, 15 generate" in done.stdout
     right_first = re.search(r"came first in (\d+) of 15 rounds", done.stdout)
     assert right_first
-    assert int(right_first[1]) >= 11, done.stdout  # 13 in float32 and in bfloat16; a tie may cost the rest of one
+    assert int(right_first[1]) >= 12, done.stdout  # 13 in float32 and in bfloat16
     mixed = re.search(r"(\d+) of the \d+ steps with embeddings", done.stdout)
     assert mixed
     assert int(mixed[1]) > 0
